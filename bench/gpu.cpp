@@ -100,13 +100,13 @@ json line_of(const Row& r, const Times& t) {
           {"unit", r.unit},
           {"clock", measured() ? "events" : "host"}};
 }
-void say(const json& line) {
+void print_line(const json& line) {
   fmt::print("{}\n", line.dump());
   std::fflush(stdout);
 }
 void measure(const Row& r) {
   const int often = warm(r.one), baseline_often = r.baseline ? warm(r.baseline->one) : 0;
-  for (int again = 0; again < 2; ++again) {  // twice, each time with the spread
+  for (int repetition = 0; repetition < 2; ++repetition) {  // twice, each time with the spread
     std::vector<double> mine, theirs;
     for (int k = 0; k < samples(); ++k) {
       mine.push_back(seconds(r.one, often));
@@ -120,7 +120,7 @@ void measure(const Row& r) {
       line["ratio"] = r.amount / t.median / (r.baseline->amount / b.median);  // 1: equally fast
     }
     if (r.facts) line.update(r.facts());
-    say(line);
+    print_line(line);
   }
 }
 
@@ -308,13 +308,13 @@ Row adamw() {
           a_copy()};
 }
 Row graph() {  // dependent iterations of a tiny kernel: one graph node each
-  const Axis Turns("turns", size(4000, 20)), N("n", 1024);
+  const Axis Iterations("turns", size(4000, 20)), N("n", 1024);
   auto f = [=](const NamedArray& x, const NamedArray& by) {
-    return fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x,
-                                                                                              by);
+    return fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Iterations)(
+        x, by);
   };
-  return {"graph", fmt::format("{} iterations", Turns.size), double(Turns.size), "us",
-          call(f, draw(N), draw(Turns, 1))};
+  return {"graph", fmt::format("{} iterations", Iterations.size), double(Iterations.size), "us",
+          call(f, draw(N), draw(Iterations, 1))};
 }
 Row head() {
   const Axis Tokens("tokens", size(8192, 32)), Embed("embed", size(2304, 16)),
@@ -459,18 +459,18 @@ int compare_losses() {
   const int steps = o.small ? 8 : 100;
   constexpr double limit = 1e-4;  // relative difference of a loss
   set_default_backend("cpu");
-  const auto got = losses_of(o.backend, steps), want = losses_of("cpu", steps);
+  const auto got = losses_of(o.backend, steps), expected = losses_of("cpu", steps);
   double furthest = 0;
   for (std::size_t k = 0; k < got.size(); ++k)
-    furthest = std::max(furthest, std::isfinite(got[k]) ? std::abs(got[k] / want[k] - 1) : 1);
-  say({{"case", "losses"},
-       {"shape", "GPT-2, 2 layers of 64, 8 x 64 tokens, f32"},
-       {"steps", steps},
-       {"first", want.front()},
-       {"last", want.back()},
-       {"furthest", furthest},
-       {"limit", limit}});
-  return !(furthest <= limit && want.back() < want.front());
+    furthest = std::max(furthest, std::isfinite(got[k]) ? std::abs(got[k] / expected[k] - 1) : 1);
+  print_line({{"case", "losses"},
+              {"shape", "GPT-2, 2 layers of 64, 8 x 64 tokens, f32"},
+              {"steps", steps},
+              {"first", expected.front()},
+              {"last", expected.back()},
+              {"furthest", furthest},
+              {"limit", limit}});
+  return !(furthest <= limit && expected.back() < expected.front());
 }
 
 // ---- steps: alternating with another program ----
@@ -478,8 +478,8 @@ int make_steps() {
   const auto row = gpt2_step();
   seconds(row.one, 1);
   seconds(row.one, 2);
-  say({{"ready", row.shape}, {"tokens", row.amount}});
-  for (int n = 0; std::cin >> n && n > 0;) say({{"seconds", seconds(row.one, n)}});
+  print_line({{"ready", row.shape}, {"tokens", row.amount}});
+  for (int n = 0; std::cin >> n && n > 0;) print_line({{"seconds", seconds(row.one, n)}});
   return 0;
 }
 
@@ -529,12 +529,12 @@ int compare_bits() {
              y = random::normal(random::key(2), {A, B}, d).eval();
         const auto line = fmt::format("{} {} {}x{} {:016x}", name, name_of(d), a, b,
                                       hash_of(jit(f, {.backend = o.backend})(x, y)));
-        std::string want;
+        std::string expected;
         if (o.write)
           out << line << "\n";
-        else if (++all; !std::getline(known, want) || want != line) {
+        else if (++all; !std::getline(known, expected) || expected != line) {
           ++wrong;
-          fmt::print("got {}, expected {}\n", line, want);
+          fmt::print("got {}, expected {}\n", line, expected);
         }
       }
   if (!o.write) fmt::print("{} of {} are bitwise identical\n", all - wrong, all);

@@ -1,8 +1,8 @@
-"""Checks prose against the word table in words.toml: docs, comments, error messages, test names and
-help.
+"""Checks docs, comments, error messages, test names, help and identifiers against the word table in
+words.toml.
 
-Without an option, runs the test: no group of files may exceed its budget of flagged sentences. To
-find the sentences of a file and their replacements, use --list.
+Without an option, runs the test: no group of files may exceed its budget of flagged sentences or
+identifiers. To find those of a file and their replacements, use --list.
 """
 import argparse
 import bisect
@@ -146,6 +146,7 @@ def any_of(patterns, start="", end=""):
 NORMAL, _ = any_of(TABLE["normal"]["phrases"], r"\b")
 WORDS, COMMENTS = any_of(TABLE["words"], r"\b", r"\b"), any_of(TABLE["comments"])
 INSTEAD = TABLE["words"] | TABLE["comments"]
+IDENTIFIERS = {re.compile(words): instead for words, instead in TABLE["identifiers"].items()}
 
 
 def mask(match):
@@ -213,6 +214,28 @@ def group_of(name, kind):
     return GROUPS.get(top, "docs")
 
 
+def flagged_identifiers(text):
+    """Returns the lines of the identifiers of C++ code that have a flagged word, and replacements.
+    """
+    found = {}
+    for match in re.finditer(r"\b[A-Za-z_]\w*", CPP_TOKEN.sub(mask, text)):
+        for word in re.findall(r"[A-Z]?[a-z]+", match[0]):
+            for words, instead in IDENTIFIERS.items():
+                if words.fullmatch(word.lower()):
+                    line = text.count("\n", 0, match.start()) + 1
+                    found.setdefault(match[0], (line, instead))
+    return found
+
+
+def identifier_counts():
+    """The number of flagged identifiers of each group. An identifier counts once in each file."""
+    result = collections.Counter()
+    for path, name in files():
+        if path.suffix in CPP:
+            result[group_of(name, "comment")] += len(flagged_identifiers(path.read_text()))
+    return result
+
+
 def counts(paths=()):
     """[sentences, flagged sentences] of each group, and of each folder of a group."""
     result = collections.defaultdict(lambda: [0, 0])
@@ -227,11 +250,13 @@ def counts(paths=()):
 
 
 def update():
-    actual, text, budgets = counts(), TABLE_FILE.read_text(), TABLE["budgets"]
-    lines = [f"{group} = {min(flagged, budgets.get(group, flagged))}"
-             for group, (_, flagged) in sorted(actual.items()) if " " not in group]
-    TABLE_FILE.write_text(re.sub(r"(?m)^\[budgets\]\n(\w+ = \d+\n)*",
-                                 "[budgets]\n" + "\n".join(lines) + "\n", text))
+    sentences = {group: flagged for group, (_, flagged) in counts().items() if " " not in group}
+    text = TABLE_FILE.read_text()
+    for table, actual in ("budgets", sentences), ("identifier_budgets", identifier_counts()):
+        lines = [f"{group} = {min(flagged, TABLE[table].get(group, flagged))}\n"
+                 for group, flagged in sorted(actual.items())]
+        text = re.sub(rf"(?m)^\[{table}\]\n(\w+ = \d+\n)*", f"[{table}]\n" + "".join(lines), text)
+    TABLE_FILE.write_text(text)
 
 
 def print_stats(paths):
@@ -244,6 +269,10 @@ def print_flags(paths):
     for path, name in files(paths):
         for flag in sorted(flag for text in texts(path, name) for flag in check(text)[1]):
             print(f"{name}:{flag.line}: {flag.words}\n    {flag.sentence}")
+        if path.suffix in CPP:
+            found = flagged_identifiers(path.read_text())
+            for identifier, (line, instead) in sorted(found.items(), key=lambda item: item[1]):
+                print(f"{name}:{line}: identifier {identifier} -> {instead}")
 
 
 class Words(unittest.TestCase):
@@ -255,6 +284,18 @@ class Words(unittest.TestCase):
                                  "run tests/words_test.py with --list PATH, or with --update")
                 self.assertLessEqual(flagged, budget, hint)
                 self.assertGreaterEqual(flagged, budget - budget // 20 - 5, hint)
+
+    def test_groups_stay_within_their_budgets_of_identifiers(self):
+        actual = identifier_counts()
+        for group, budget in TABLE["identifier_budgets"].items():
+            with self.subTest(group):
+                hint = "run tests/words_test.py with --list PATH, or with --update"
+                self.assertLessEqual(actual[group], budget, hint)
+                self.assertGreaterEqual(actual[group], budget - budget // 20 - 5, hint)
+
+    def test_words_of_identifiers_are_flagged(self):
+        code = 'int kWholeRows = whole_; // whole\nf("whole", wholesale, rows);'
+        self.assertEqual(sorted(flagged_identifiers(code)), ["kWholeRows", "whole_"])
 
     def test_comments_and_messages_are_read(self):
         code = ('int a;  // bytes per device\n// a sentence on\n// two lines\n'

@@ -103,7 +103,7 @@ class Assembler : Xbyak::CodeGenerator {
     ret();
   }
   void body(bool rest) {
-    Xbyak::Label again, done;
+    Xbyak::Label loop_start, done;
     if (rest) {
       cmp(qword[rdi + offsetof(AssembledCall, rest)], 0);
       je(done, T_NEAR);
@@ -112,14 +112,14 @@ class Assembler : Xbyak::CodeGenerator {
       cmp(rcx, qword[rdi + offsetof(AssembledCall, points)]);
       jae(done, T_NEAR);
     }
-    L(again);
+    L(loop_start);
     if (!rest) fetch();
     rest_ = rest;
     for (half_ = 0; half_ < (wide_ ? 1 : 2); ++half_) points();
     if (!rest) {
       add(rcx, 16);
       cmp(rcx, qword[rdi + offsetof(AssembledCall, points)]);
-      jb(again, T_NEAR);
+      jb(loop_start, T_NEAR);
     }
     L(done);
   }

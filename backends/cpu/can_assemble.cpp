@@ -23,8 +23,8 @@ bool can_assemble(const PointOp& op) {
   if (op.action == PointOp::nothing) return false;
   const bool float_of_16_bits = op.to == DType::bf16 || op.to == DType::f16;
   if (op.action == PointOp::round) return float_of_16_bits;
-  const bool whole = op.from == LaneType::i32 || op.from == LaneType::u32;
-  if (op.from != LaneType::f32 && !whole) return false;
+  const bool integer = op.from == LaneType::i32 || op.from == LaneType::u32;
+  if (op.from != LaneType::f32 && !integer) return false;
   if (op.action == PointOp::convert) return float_of_16_bits || op.to == DType::f32;
   switch (op.what) {
     case Code::exp:
@@ -41,7 +41,7 @@ bool can_assemble(const PointOp& op) {
     case Code::bit_xor:
     case Code::shift_left:
     case Code::shift_right:
-      return whole;
+      return integer;
     case Code::neg:
     case Code::add:
     case Code::sub:

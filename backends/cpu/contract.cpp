@@ -197,8 +197,8 @@ class MatmulStep final : public CompiledStep {
     calls_.resize(static_cast<std::size_t>(plan_->workers) * 8);
     for (std::size_t i = 0; i < calls_.size(); ++i)
       if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
-    if (auto asked = blocks()) {
-      block_mask_ = *asked;
+    if (auto mask = blocks()) {
+      block_mask_ = *mask;
       flags_.emplace(contract_.block_mask.flags);
     }
   }
@@ -255,17 +255,17 @@ class MatmulStep final : public CompiledStep {
       return {};
     KernelBlockMask out;
     out.zero = s.zero;
-    auto goes_along = [](KernelBlockMask::Side& side,
-                         const program::Contract::BlockMask::Flags& flags,
-                         const program::Dims& dims, const MatrixDim& d) {
+    auto set_side = [](KernelBlockMask::Side& side,
+                       const program::Contract::BlockMask::Flags& flags, const program::Dims& dims,
+                       const MatrixDim& d) {
       if (flags.size == 0) return true;
       side = {std::countr_zero(std::uint64_t(flags.size)), flags.stride, 0};
       return std::has_single_bit(std::uint64_t(flags.size)) && program::points(dims) == d.n;
     };
     auto &m = c.swapped ? c.n : c.m, &n = c.swapped ? c.m : c.n;
     auto &of_m = c.swapped ? out.n : out.m, &of_n = c.swapped ? out.m : out.n;
-    bool all = goes_along(of_m, s.m, contract_.m, m) && goes_along(of_n, s.n, contract_.n, n) &&
-               goes_along(out.k, s.k, contract_.k, c.k);
+    bool all = set_side(of_m, s.m, contract_.m, m) && set_side(of_n, s.n, contract_.n, n) &&
+               set_side(out.k, s.k, contract_.k, c.k);
     return all ? std::optional(out) : std::nullopt;
   }
   static const std::byte* packed(const Copier& copier, const std::byte* from, std::byte* to) {

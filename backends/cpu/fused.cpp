@@ -118,7 +118,7 @@ class FusedStep final : public CompiledStep {
         Worker worker(*this);
         const std::int64_t first = block * plan_.boxes_per_block,
                            end = std::min(plan_.outer_boxes, first + plan_.boxes_per_block);
-        for (std::int64_t box = first; box < end; ++box) worker.whole(box, first, end);
+        for (std::int64_t box = first; box < end; ++box) worker.process_box(box, first, end);
       });
       return;
     }
@@ -156,7 +156,7 @@ class FusedStep final : public CompiledStep {
       play(tape);
     }
     // Processes one of the boxes [first, end).
-    void whole(std::int64_t box, std::int64_t first, std::int64_t end) {
+    void process_box(std::int64_t box, std::int64_t first, std::int64_t end) {
       tile_.set_outer(plan_, box);
       if (box + 1 < end) next_.set_outer(plan_, box + 1);
       // If a hidden element of one box was nonzero, hidden elements of later boxes are assumed to

@@ -289,7 +289,7 @@ class FusedAnalysis {
 
   // Splits the dims [first, last) into boxes of about `points` elements, starting at the last dim.
   // Returns the number of elements of a box.
-  std::int64_t cut(int first, int last, std::int64_t points) {
+  std::int64_t split(int first, int last, std::int64_t points) {
     std::int64_t taken = 1;
     bool open = true;
     for (int d = last - 1; d >= first; --d) {
@@ -322,25 +322,25 @@ class FusedAnalysis {
     if (p.serial) {
       std::fill(p.box, p.box + p.dims, 1);
     } else if (flat()) {
-      p.inner_box = cut(0, p.dims, tile_);
+      p.inner_box = split(0, p.dims, tile_);
       square_tile();
     } else if (p.inner_major) {
       const std::int64_t lanes = p.outer_points <= tile_ / 2                   ? tile_
                                  : p.only_reduces && p.outer_points >= 1 << 14 ? 1024
                                                                                : 256;
-      p.outer_box = cut(0, p.outer_dims, std::min<std::int64_t>(tile_, lanes));
+      p.outer_box = split(0, p.outer_dims, std::min<std::int64_t>(tile_, lanes));
       bool keep = may_keep_ && p.inner_points * p.outer_box <= 4 * tile_;
       // number of rows after which a sum is widened
       const std::int64_t rows = may_keep_ && reduces_ ? 32 : 1;
       p.inner_box =
-          cut(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile_ / p.outer_box));
+          split(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile_ / p.outer_box));
     } else {
       bool keep = may_keep_ && p.inner_points <= 4 * tile_;
       p.inner_box =
-          cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
+          split(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
       std::int64_t rows = p.inner_box * 4 <= tile_ ? tile_ / p.inner_box : 1;
       if (may_join_) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
-      p.outer_box = cut(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
+      p.outer_box = split(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
     }
     p.inner_box = p.outer_box = 1;
     for (int d = 0; d < p.dims; ++d) {

@@ -23,7 +23,7 @@ enum class Isa : std::uint8_t { baseline, avx2, avx512, amx };
 Isa allowed() {
   const char* variable = "HALIAX_ISA";
   const char* set = std::getenv(variable);
-  const std::string_view asked = set && *set ? set : "amx";
+  const std::string_view requested = set && *set ? set : "amx";
   struct Word {
     std::string_view name;
     Isa ours;
@@ -33,9 +33,9 @@ Isa allowed() {
                             {"avx512", Isa::avx512, dnnl::cpu_isa::avx512_core_bf16},
                             {"avx2", Isa::avx2, dnnl::cpu_isa::avx2},
                             {"baseline", Isa::baseline, dnnl::cpu_isa::sse41}};
-  auto word =
-      std::find_if(std::begin(words), std::end(words), [&](auto& w) { return w.name == asked; });
-  if (word == std::end(words)) fail_env(variable, asked, "amx, avx512, avx2 or baseline");
+  auto word = std::find_if(std::begin(words), std::end(words),
+                           [&](auto& w) { return w.name == requested; });
+  if (word == std::end(words)) fail_env(variable, requested, "amx, avx512, avx2 or baseline");
   if (word->ours < Isa::amx) dnnl::set_max_cpu_isa(word->theirs);
   return word->ours;
 }
@@ -73,12 +73,12 @@ const ProductKernel* product_of_16_bits() {
   const bool has_amx = [] {
     constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;  // bits of cpuid leaf 7, edx
     // ARCH_REQ_XCOMP_PERM: requests permission to use tile registers
-    constexpr long ask = 0x1023, tile_data = 18;
+    constexpr long request_permission = 0x1023, tile_data = 18;
     unsigned a = 0, b = 0, c = 0, d = 0;
     const bool there =
         __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & leaf_bf16) && (d & leaf_tile);
     return most() >= Isa::amx && std::string_view(kernels().name) == "avx512" && there &&
-           syscall(SYS_arch_prctl, ask, tile_data) == 0;
+           syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
   }();
   if (has_amx) return &amx::kernel();
 #endif

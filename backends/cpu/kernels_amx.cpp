@@ -41,7 +41,7 @@ __mmask16 first_of(std::int64_t n) {
 __mmask32 first_of_depth(std::int64_t n) { return n >= 32 ? 0xffffffff : (1u << n) - 1; }
 
 using Lines = Square<16>;
-void turn(const __m512i (&in)[16], Half* to) {
+void transpose_lines(const __m512i (&in)[16], Half* to) {
   Lines t;
   for (int i = 0; i < 16; ++i) t.row[i] = reinterpret_cast<Lines::V>(in[i]);
   transpose<8>(t);
@@ -78,7 +78,7 @@ void pack_left(Half* to, const Product& p, std::int64_t row) {
       for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * kDepth, lines[i]);
     } else {
       read_pairs(lines, from, p.a_k, first_of(rows), p.k - k);
-      turn(lines, to);
+      transpose_lines(lines, to);
     }
   }
 }
@@ -93,7 +93,7 @@ void pack_right(Half* to, const Product& p, std::int64_t column) {
       for (int j = 0; j < 16; ++j) _mm512_storeu_si512(to + j * kDepth, lines[j]);
     } else {
       read_lines(lines, from, p.b_n, columns, p.k - k);
-      turn(lines, to);
+      transpose_lines(lines, to);
     }
   }
 }

@@ -368,8 +368,8 @@ class ScatterStep final : public CompiledStep {
         dtype_(scatter.target.dtype), update_(scatter.update) {
     check_dims(scatter.dims, "scatter");
     const std::int64_t n = rows_.run_size();
-    const bool apart = rows_.run_stride(1) != 0;  // the columns of a row are distinct elements
-    std::int64_t parts = apart ? std::min(n / 64, rows_.rows() * rows_.run_points() / 16384) : 1;
+    const bool distinct = rows_.run_stride(1) != 0;  // the columns of a row are distinct elements
+    std::int64_t parts = distinct ? std::min(n / 64, rows_.rows() * rows_.run_points() / 16384) : 1;
     per_block_ = std::max<std::int64_t>(
         1, (n + std::max<std::int64_t>(1, parts) - 1) / std::max<std::int64_t>(1, parts));
     per_block_ = std::min(n, (per_block_ + 63) / 64 * 64);

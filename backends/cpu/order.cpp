@@ -52,7 +52,7 @@ std::uint64_t key_of(DType dtype, scalar::Value v) {
 }
 
 // Stable merge sort, bottom up. Leaves the result in `items`.
-void merge_sort(Keyed* items, Keyed* spare, std::int64_t n) {
+void merge_sort(Keyed* items, Keyed* buffer, std::int64_t n) {
   constexpr std::int64_t small = 16;
   for (std::int64_t lo = 0; lo < n; lo += small)  // insertion sort
     for (std::int64_t i = lo + 1; i < std::min(n, lo + small); ++i) {
@@ -61,7 +61,7 @@ void merge_sort(Keyed* items, Keyed* spare, std::int64_t n) {
       for (; j > lo && items[j - 1].key > x.key; --j) items[j] = items[j - 1];
       items[j] = x;
     }
-  Keyed *from = items, *to = spare;
+  Keyed *from = items, *to = buffer;
   for (std::int64_t width = small; width < n; width *= 2, std::swap(from, to))
     for (std::int64_t lo = 0; lo < n; lo += 2 * width) {
       std::int64_t a = lo, b = std::min(n, lo + width);
@@ -94,15 +94,15 @@ class SortStep final : public CompiledStep {
     const std::int64_t n = lines_.length, per_block = lines_.per_block();
     parallel_for(lines_.blocks(), workers_, [&](std::int64_t block, int worker) {
       Keyed* items = reinterpret_cast<Keyed*>(scratch + worker * line_bytes(sort_));
-      Keyed* spare = items + n;
-      scalar::Value* values = reinterpret_cast<scalar::Value*>(spare + n);
+      Keyed* buffer = items + n;
+      scalar::Value* values = reinterpret_cast<scalar::Value*>(buffer + n);
       for (std::int64_t line = block * per_block;
            line < std::min(lines_.count, (block + 1) * per_block); ++line) {
         each(sort_.x, line, [&](std::int64_t i, std::int64_t at) {
           values[i] = scalar::load(sort_.x.dtype, x + at);
           items[i] = {key_of(sort_.x.dtype, values[i]), i};
         });
-        merge_sort(items, spare, n);
+        merge_sort(items, buffer, n);
         if (out)
           each(sort_.out, line, [&](std::int64_t i, std::int64_t at) {
             scalar::store(sort_.out.dtype, out + at, values[items[i].index]);

@@ -159,9 +159,9 @@ class VectorProductStep final : public CompiledStep {
     const auto& s = c.block_mask;
     const auto& n = plan_.swapped ? s.m : s.n;
     if (s.flags.slot < 0 || (n.size > 0) == varies_along_k_) return {};
-    const bool whole =
+    const bool single_dim =
         varies_along_k_ ? points(c.k) == plan_.k.n : points(plan_.swapped ? c.m : c.n) == plan_.n.n;
-    return !whole ? Flags() : varies_along_k_ ? s.k : n;
+    return !single_dim ? Flags() : varies_along_k_ ? s.k : n;
   }
   const unsigned char* flags_at(const Frame& frame) const {
     return flags_ ? reinterpret_cast<const unsigned char*>(flags_->at(frame)) : nullptr;
@@ -173,11 +173,11 @@ class VectorProductStep final : public CompiledStep {
     const std::int64_t end = first + count, block = along_.size;
     auto is_computed = [&](std::int64_t at) { return flags[at / block * along_.stride] != 0; };
     // end of the block
-    auto behind = [&](std::int64_t at) { return std::min(end, (at / block + 1) * block); };
+    auto block_end = [&](std::int64_t at) { return std::min(end, (at / block + 1) * block); };
     for (std::int64_t at = first; at < end;) {
-      std::int64_t next = behind(at);
+      std::int64_t next = block_end(at);
       const bool computed = is_computed(at);
-      while (next < end && is_computed(next) == computed) next = behind(next);
+      while (next < end && is_computed(next) == computed) next = block_end(next);
       if (computed) f(at, next - at);
       at = next;
     }

@@ -13,9 +13,9 @@ using namespace program;
 
 // Returns true if the view is contiguous, and no scalar in memory moves it.
 bool dense(const View& v, const Dims& dims) {
-  const auto want = row_major(dims);
+  const auto expected = row_major(dims);
   for (std::size_t d = 0; d < dims.size(); ++d)
-    if (dims[d] > 1 && v.strides[d] != want[d]) return false;
+    if (dims[d] > 1 && v.strides[d] != expected[d]) return false;
   return std::none_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.slot >= 0; });
 }
 View moved(View v, std::int64_t elements) {

@@ -47,14 +47,14 @@ void write(const std::filesystem::path& file, const std::string& all) {
 }  // namespace
 
 std::filesystem::path cache_folder() {
-  auto* asked = std::getenv("HALIAX_CACHE");
-  if (!asked || !*asked) return {};
+  auto* folder = std::getenv("HALIAX_CACHE");
+  if (!folder || !*folder) return {};
   std::error_code failed;
-  std::filesystem::create_directories(asked, failed);
+  std::filesystem::create_directories(folder, failed);
   if (failed)
-    fail_env("HALIAX_CACHE", asked,
+    fail_env("HALIAX_CACHE", folder,
              "a folder that exists or can be created (" + failed.message() + ")");
-  return asked;
+  return folder;
 }
 std::int64_t cubins_made() { return created; }
 

@@ -177,7 +177,7 @@ CublasProduct::~CublasProduct() {
     if (h) i.lib.free_layout(h);
   if (i.descriptor) i.lib.free_descriptor(i.descriptor);
 }
-Product CublasProduct::told() const {
+Product CublasProduct::description() const {
   auto& i = *impl_;
   Product p;
   p.a = i.laid(i.a, i.alignment(kAlignA), i.transposed(kTransposeA));

@@ -20,7 +20,7 @@ class CublasProduct {
   explicit CublasProduct(const Product&, bool tf32 = false);
   CublasProduct(CublasProduct&&) noexcept;
   ~CublasProduct();
-  Product told() const;  // the description, read back from the library
+  Product description() const;  // the description, read back from the library
   // Returns a bit mask of the allowed reductions of partial sums; never in the dtype of the result.
   unsigned reduction_schemes() const;
   bool in_tf32() const;

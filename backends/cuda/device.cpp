@@ -66,9 +66,9 @@ class CudaDevice final : public Device, public Measured {
     // nests pack no operands
     return s.kind == Kind::contract && workers != kOneWorker ? product_scratch(s.contract) : 0;
   }
-  int parallel_slots(const Loop& l, std::int64_t turns, std::int64_t parallel_slot_bytes,
+  int parallel_slots(const Loop& l, std::int64_t iterations, std::int64_t parallel_slot_bytes,
                      int) const override {
-    return nest_parallel_slots(l, turns, parallel_slot_bytes);
+    return nest_parallel_slots(l, iterations, parallel_slot_bytes);
   }
   Machine machine() const override {
     auto m = machine_;

@@ -15,9 +15,9 @@ using namespace program;
 namespace {
 
 bool in_one_piece(const Dims& dims, const Dims& strides) {
-  const auto want = row_major(dims);
+  const auto expected = row_major(dims);
   for (std::size_t d = 0; d < dims.size(); ++d)
-    if (dims[d] > 1 && strides[d] != want[d]) return false;
+    if (dims[d] > 1 && strides[d] != expected[d]) return false;
   return true;
 }
 // The elements of a box as unsigned integers that kernels support.
@@ -153,14 +153,14 @@ void DeviceContext::put_bytes(std::byte* to, const std::byte* from, std::int64_t
   }
 }
 void DeviceContext::get_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
-  auto ask = [&](std::int64_t at) {
+  auto start_copy = [&](std::int64_t at) {
     auto& h = half(at / kHalf);
     api.get(stream, h.data, from + at, std::min(kHalf, bytes - at));
     api.record(h.event, stream);
   };
-  if (bytes > 0) ask(0);
+  if (bytes > 0) start_copy(0);
   for (std::int64_t at = 0; at < bytes; at += kHalf) {
-    if (at + kHalf < bytes) ask(at + kHalf);
+    if (at + kHalf < bytes) start_copy(at + kHalf);
     std::memcpy(to + at, half(at / kHalf).data, std::size_t(std::min(kHalf, bytes - at)));
   }
 }

@@ -16,7 +16,7 @@ Driver opened() {
   };
   find(d.init, "cuInit");
   find(d.version, "cuDriverGetVersion");
-  find(d.says, "cuGetErrorString");
+  find(d.error_string, "cuGetErrorString");
   find(d.count, "cuDeviceGetCount");
   find(d.device, "cuDeviceGet");
   find(d.device_name, "cuDeviceGetName");

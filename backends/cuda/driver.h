@@ -7,7 +7,7 @@ namespace haliax::cuda {
 struct Driver {
   decltype(&cuInit) init = nullptr;
   decltype(&cuDriverGetVersion) version = nullptr;
-  decltype(&cuGetErrorString) says = nullptr;
+  decltype(&cuGetErrorString) error_string = nullptr;
   decltype(&cuDeviceGetCount) count = nullptr;
   decltype(&cuDeviceGet) device = nullptr;
   decltype(&cuDeviceGetName) device_name = nullptr;

@@ -24,11 +24,12 @@ bool exact = false;
 class Memory {
  public:
   void* allocate(std::int64_t bytes) {
-    const auto whole = std::size_t(bytes + 4095) / 4096 * 4096;
-    auto* got = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const auto mapped_bytes = std::size_t(bytes + 4095) / 4096 * 4096;
+    auto* got =
+        mmap(nullptr, mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) return nullptr;
     std::lock_guard hold(lock_);
-    taken_[got] = whole;
+    taken_[got] = mapped_bytes;
     return got;
   }
   void release(void* p) {

@@ -110,11 +110,11 @@ class CudaExecutable final : public Executable {
   // sources, and most programs share most kernels.
   void keep_texts() const {
     static std::mutex mutex;
-    static std::set<std::filesystem::path> kept;
+    static std::set<std::filesystem::path> written;
     const auto cache = cache_folder(), folder = cache.empty() ? "." : cache;
     const std::lock_guard lock(mutex);
     for (auto& k : kernels_)
-      if (auto file = folder / (k.name + ".cu"); kept.insert(file).second)
+      if (auto file = folder / (k.name + ".cu"); written.insert(file).second)
         std::ofstream(file) << source_for_gpu(k);
   }
   void make(std::vector<Item>& items) {
@@ -215,7 +215,7 @@ class CudaExecutable final : public Executable {
             loop(i);
             break;
           case Item::Kind::host:
-            ask(i);
+            host_call(i);
             break;
           case Item::Kind::collective:
             collective(i);
@@ -380,7 +380,7 @@ class CudaExecutable final : public Executable {
       if (i.flag < 0) return true;
       return read<char>(static_cast<std::byte*>(e_.flags_.get()) + i.flag, 1)[0] != 0;
     }
-    void ask(const Item& i) {
+    void host_call(const Item& i) {
       end();
       if (!is_requested(i)) return;
       auto arrays = i.step->host.arrays;

@@ -178,9 +178,9 @@ class FusedSource : FusedPoints {
     }
     return most;
   }
-  // Returns the instructions of each pass, if the first pass that computes an instruction in `kept`
-  // retains its value.
-  std::vector<Marks> passes_with(const Marks& kept) const {
+  // Returns the instructions of each pass, if the first pass that computes an instruction in
+  // `saved` retains its value.
+  std::vector<Marks> passes_with(const Marks& saved) const {
     std::vector<Marks> out;
     Marks created(code_.size());
     for (int level = 0; level <= levels(); ++level) {
@@ -194,7 +194,7 @@ class FusedSource : FusedPoints {
         for (int a : in.args) {
           const auto x = std::size_t(a);
           if (a >= 0 && code_[x].inner && !now[x])
-            now[x] = kept[x] && created[x] ? kSaved : kComputed;
+            now[x] = saved[x] && created[x] ? kSaved : kComputed;
         }
       }
       for (std::size_t i = 0; i < code_.size(); ++i) created[i] |= now[i] == kComputed;
@@ -215,8 +215,8 @@ class FusedSource : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       const auto times =
           std::count_if(passes.begin(), passes.end(), [&](auto& w) { return w[i] == kComputed; });
-      const bool is_asked = long_ones && !is_fold(code_[i].code) && is_long(code_[i].code);
-      out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || is_asked);
+      const bool is_requested = long_ones && !is_fold(code_[i].code) && is_long(code_[i].code);
+      out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || is_requested);
     }
     return out;
   }
@@ -224,21 +224,21 @@ class FusedSource : FusedPoints {
   // Returns two maxima over all passes, in numbers per element: values retained between passes, and
   // values loaded.
   std::pair<int, int> saved_and_read(const std::vector<Marks>& passes) const {
-    int most_kept = 0, most_read = 0;
+    int most_saved = 0, most_read = 0;
     for (std::size_t w = 0; w < passes.size(); ++w) {
-      int kept = 0, read = 0;
+      int saved = 0, read = 0;
       for (std::size_t i = 0; i < code_.size(); ++i) {
         const auto here = passes.begin() + std::ptrdiff_t(w);
         auto is = [&](char mark) { return [=, &i = i](auto& walk) { return walk[i] == mark; }; };
         if (is_load(i) && is_of_row(i)) read += passes[w][i] ? size_of(code_[i].dtype) : 0;
         if (std::any_of(passes.begin(), here + 1, is(kComputed)) &&
             std::any_of(here + 1, passes.end(), is(kSaved)))
-          kept += size_of(code_[i].dtype);
+          saved += size_of(code_[i].dtype);
       }
-      most_kept = std::max(most_kept, kept);
+      most_saved = std::max(most_saved, saved);
       most_read = std::max(most_read, read);
     }
-    return {most_kept, most_read};
+    return {most_saved, most_read};
   }
   int chunks_each(int group) const {
     const std::int64_t step = group * few_;
@@ -248,8 +248,8 @@ class FusedSource : FusedPoints {
     along_ = dims_.size() - 1;
     if (!is_plain() && dims_.size() == outer_ + 1) few_ = few_along(along_, true);
     group_ = usual_group();
-    kept_.assign(code_.size(), 0);
-    passes_ = passes_with(kept_);
+    saved_.assign(code_.size(), 0);
+    passes_ = passes_with(saved_);
     if (is_plain()) return;
     ahead_ = std::min(power_from(chunks_each(group_)), few_ > 1 ? 4 : kTerms);
     for (bool long_ones : {true, false})
@@ -258,26 +258,26 @@ class FusedSource : FusedPoints {
   }
   // Retains values in shared memory. Each thread reads only its own values, so no synchronization
   // is needed.
-  void keep_near(const Marks& kept) {
+  void keep_near(const Marks& saved) {
     std::int64_t bytes = kFoldBytes * kMostGroup / 32;
     std::vector<std::int64_t> at(code_.size());
     for (std::size_t i = 0; i < code_.size(); ++i) {
-      if (!kept[i]) continue;
+      if (!saved[i]) continue;
       const auto chunks = (inner_ + few_ - 1) / few_;
       at[i] = bytes;
       bytes += program::aligned(chunks * few_ * bytes_of(code_[i].view.dtype));
     }
-    if (bytes > near_ || std::none_of(kept.begin(), kept.end(), [](char k) { return k; })) return;
+    if (bytes > near_ || std::none_of(saved.begin(), saved.end(), [](char k) { return k; })) return;
     group_ = kMostGroup;
-    kept_ = kept;
-    passes_ = passes_with(kept);
+    saved_ = saved;
+    passes_ = passes_with(saved);
     near_at_ = at;
     near_bytes_ = bytes;
   }
   // Retains values in registers. Prefers few threads with few values each, so that many rows are in
   // flight. Long rows use more of both.
-  void keep(const Marks& kept) {
-    const auto passes = passes_with(kept);
+  void keep(const Marks& saved) {
+    const auto passes = passes_with(saved);
     const auto [numbers, read] = saved_and_read(passes);
     const int first = group_ == 1 ? 1 : std::min(group_, 32), last = group_ == 1 ? 1 : kMostGroup;
     for (int most : {kUsualSaved, kMostSaved})
@@ -289,7 +289,7 @@ class FusedSource : FusedPoints {
         keeps_ = true;
         group_ = group;
         ahead_ = int(chunks);
-        kept_ = kept;
+        saved_ = saved;
         passes_ = passes;
         return;
       }
@@ -365,7 +365,7 @@ class FusedSource : FusedPoints {
   }
   void declare_saved_values() {
     for (std::size_t i = 0; i < code_.size(); ++i) {
-      if (!kept_[i]) continue;
+      if (!saved_[i]) continue;
       if (near_bytes_ > 0)
         source_.line(fmt::format("auto* const near{} = reinterpret_cast<{}*>(shared + {});", i,
                                  chunk_of(i), source_.argument(near_at_[i])));
@@ -490,14 +490,14 @@ class FusedSource : FusedPoints {
         loads.push_back(i);
     if (loads.empty()) return;
     for (auto i : loads)
-      if (!keeps_ || !kept_[i])
+      if (!keeps_ || !saved_[i])
         source_.line(
             fmt::format("{} x{}[{}]{};", chunk_of(i), i, ahead_, marks[i] == kSaved ? "{}" : ""));
     unroll(each);
     place();
     for (auto i : loads) {
       if (marks[i] == kComputed) fetch(i, fmt::format("x{}[m]", i), count);
-      if (near_bytes_ > 0 && kept_[i]) {
+      if (near_bytes_ > 0 && saved_[i]) {
         const auto near = fmt::format("near{}[j / {}]", i, few_), x = fmt::format("x{}[m]", i);
         source_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kComputed ? near : x,
                                  marks[i] == kComputed ? x : near));
@@ -518,7 +518,7 @@ class FusedSource : FusedPoints {
       return source_.line(
           fmt::format("const Number<{}> v{} = e{}[m][k];", element_of(in.dtype), i, i));
     write(i);
-    if (kept_[i] && !is_load(i)) source_.line(fmt::format("e{0}[m][k] = v{0};", i));
+    if (saved_[i] && !is_load(i)) source_.line(fmt::format("e{0}[m][k] = v{0};", i));
   }
   DType folded_dtype(const Instr& in) const {
     return is_arg(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype;
@@ -572,7 +572,7 @@ class FusedSource : FusedPoints {
   void chunk_columns() {
     along_ = outer_ - 1;
     few_ = few_along(along_, false);
-    kept_.assign(code_.size(), 0);
+    saved_.assign(code_.size(), 0);
     ahead_ = int(std::min<std::int64_t>(few_ > 1 ? 4 : kTerms,
                                         power_from(std::min<std::int64_t>(inner_, kTerms))));
   }
@@ -668,7 +668,7 @@ class FusedSource : FusedPoints {
   bool waits_ = false, keeps_ = false;
   bool columns_ = false;       // columns rather than rows
   int group_ = 1, ahead_ = 1;  // threads per row; chunks loaded together
-  Marks kept_;
+  Marks saved_;
   const std::int64_t near_ = 0;        // available bytes of shared memory
   std::int64_t near_bytes_ = 0;        // used bytes, if rows are stored there
   std::vector<std::int64_t> near_at_;  // by load

@@ -34,7 +34,7 @@ void require_gpus(const Gpus& c) {
   if (c.driver / 1000 < c.needed / 1000)  // versions with the same major number are compatible
     refuse(fmt::format("the driver is too old: it is for CUDA {}, but CUDA {} is required",
                        version(c.driver), version(c.needed)));
-  if (!c.says.empty()) refuse("the GPUs cannot be queried: " + c.says);
+  if (!c.error.empty()) refuse("the GPUs cannot be queried: " + c.error);
   if (c.gpus.empty())
     refuse("no GPU is visible; CUDA_VISIBLE_DEVICES and the container may hide them");
   for (std::size_t k = 0; k < c.gpus.size(); ++k)

@@ -8,9 +8,9 @@ namespace haliax::cuda {
 
 // The properties of a machine. Versions are encoded as in CUDA: 13000 is 13.0.
 struct Gpus {
-  int driver = 0;         // CUDA version of the driver; 0: no driver
-  int needed = 0;         // CUDA version of the runtime
-  std::string says = {};  // error of the query for GPUs; empty: none
+  int driver = 0;          // CUDA version of the driver; 0: no driver
+  int needed = 0;          // CUDA version of the runtime
+  std::string error = {};  // error of the query for GPUs; empty: none
   struct Gpu {
     std::string name;
     int sm = 0;           // 90: sm_90

@@ -40,15 +40,16 @@ bool ends_device(CUresult r) {
       return false;
   }
 }
-std::string says(CUresult r) {
+std::string error_text(CUresult r) {
   const char* text = nullptr;
-  if (driver().says(r, &text) != CUDA_SUCCESS || !text) return fmt::format("error {}", int(r));
+  if (driver().error_string(r, &text) != CUDA_SUCCESS || !text)
+    return fmt::format("error {}", int(r));
   return text;
 }
 void must(CUresult r, const char* what) {
   if (r == CUDA_SUCCESS) return;
-  if (ends_device(r)) throw Fault(says(r));
-  throw Error(fmt::format("[cuda] driver error ({}): {}", what, says(r)));
+  if (ends_device(r)) throw Fault(error_text(r));
+  throw Error(fmt::format("[cuda] driver error ({}): {}", what, error_text(r)));
 }
 
 // ---- devices ----
@@ -112,14 +113,14 @@ Gpus gpus() {
   c.needed = CUDA_VERSION;
   if (auto r = d.version(&c.driver); r != CUDA_SUCCESS) {
     c.driver = c.needed;
-    c.says = d.says ? says(r) : fmt::format("error {}", int(r));
+    c.error = d.error_string ? error_text(r) : fmt::format("error {}", int(r));
     return c;
   }
   if (c.driver / 1000 < c.needed / 1000) return c;
   int count = 0;
   if (auto r = d.missing ? CUDA_ERROR_NOT_FOUND : d.init(0); r != CUDA_SUCCESS) {
     if (r != CUDA_ERROR_NO_DEVICE)
-      c.says = d.missing ? std::string("the driver has no ") + d.missing : says(r);
+      c.error = d.missing ? std::string("the driver has no ") + d.missing : error_text(r);
     return c;
   }
   must(d.count(&count), "device count");
@@ -182,7 +183,7 @@ void look_at_others(const Device& mine, std::chrono::nanoseconds waited) {
       const auto r = driver().is_done(nullptr);
       if (!ends_device(r)) continue;
       for (auto* other : joined()) nccl_abort(other->nccl);
-      throw Fault(fmt::format("device {} has failed: {}", int(m->device->id), says(r)));
+      throw Fault(fmt::format("device {} has failed: {}", int(m->device->id), error_text(r)));
     }
   }
 }
@@ -299,7 +300,7 @@ struct Multiplier {
   int device;
   Product product;
   bool tf32;
-  CublasProduct told;
+  CublasProduct matmul;
   CublasProduct::Algorithm how;
 };
 void* library_of(Device& d) {
@@ -315,17 +316,17 @@ Handle make_product(int d, const Product& p, const CudaOptions& options) {
   for (auto& m : *all)
     if (m.device == d && m.product == p && m.tf32 == options.tf32) return &m;
   auto& gpu = device(d);
-  CublasProduct told(p, options.tf32);
+  CublasProduct matmul(p, options.tf32);
   const auto what = fmt::format("sm_{} {}{}", gpu.sm, to_string(p), options.tf32 ? " tf32" : "");
   auto* library = library_of(gpu);  // also with a tuned algorithm, because multiply uses it
   auto how = tuned(what);
-  if (!how) how = options.tune ? fastest(gpu, told, p) : told.algorithms(library, 1)[0];
+  if (!how) how = options.tune ? fastest(gpu, matmul, p) : matmul.algorithms(library, 1)[0];
   if (options.tune) keep_tuned(what, *how);
-  return &all->emplace_back(Multiplier{d, p, options.tf32, std::move(told), *how});
+  return &all->emplace_back(Multiplier{d, p, options.tf32, std::move(matmul), *how});
 }
 // Returns the fastest of the library's first candidates: by the median of several timed runs, with
 // separate operands.
-CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Product& p) {
+CublasProduct::Algorithm fastest(Device& d, const CublasProduct& matmul, const Product& p) {
   auto& drv = driver();
   CUstream stream = nullptr;
   CUevent from = nullptr, to = nullptr;
@@ -338,12 +339,12 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
     must(drv.allocate(&memory.emplace_back(), std::size_t(bytes), stream), "memory to tune with");
   auto at = [&](std::size_t k) { return reinterpret_cast<void*>(memory[k]); };
   std::vector<std::pair<float, CublasProduct::Algorithm>> times;
-  for (auto& how : told.algorithms(library_of(d), 8)) {
+  for (auto& how : matmul.algorithms(library_of(d), 8)) {
     std::vector<float> mine;
     for (int k = 0; k < 7; ++k) {
       float ms = 0;
       must(drv.record(from, stream), "an event");
-      told.run(library_of(d), stream, how, at(0), at(1), at(2), at(3));
+      matmul.run(library_of(d), stream, how, at(0), at(1), at(2), at(3));
       must(drv.record(to, stream), "an event");
       must(drv.wait(stream), "wait for a stream");
       must(drv.elapsed(&ms, from, to), "a time");
@@ -371,7 +372,7 @@ std::vector<Handle> make_products(int d, const Product& p, const CudaOptions& op
 void multiply(Handle s, Handle product, const void* a, const void* b, void* out, void* workspace) {
   auto& m = *static_cast<Multiplier*>(product);
   auto& stream = on(s);
-  m.told.run(stream.device->cublas, stream.stream, m.how, a, b, out, workspace);
+  m.matmul.run(stream.device->cublas, stream.stream, m.how, a, b, out, workspace);
 }
 
 // ---- graphs ----
@@ -426,7 +427,7 @@ void prepare_ifs(const Device& d) {
 }
 struct Captured {
   CUgraph graph = nullptr;
-  std::vector<CUgraphNode> behind = {};  // the next node depends on these
+  std::vector<CUgraphNode> dependencies = {};  // the next node depends on these
 };
 Captured captured(const Stream& s) {
   CUstreamCaptureStatus status{};
@@ -438,7 +439,7 @@ Captured captured(const Stream& s) {
        "state of a graph capture");
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
     throw Error("[cuda] a part of a graph begins outside of a graph capture");
-  c.behind.assign(nodes, nodes + count);
+  c.dependencies.assign(nodes, nodes + count);
   return c;
 }
 Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
@@ -457,7 +458,8 @@ Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
   node.conditional.size = 1;
   node.conditional.ctx = s.device->context;
   CUgraphNode created = nullptr;
-  must(driver().add_node(&created, now.graph, now.behind.data(), nullptr, now.behind.size(), &node),
+  must(driver().add_node(&created, now.graph, now.dependencies.data(), nullptr,
+                         now.dependencies.size(), &node),
        "a part of a graph");
   must(driver().update_capture_dependencies(s.stream, &created, nullptr, 1,
                                             CU_STREAM_SET_CAPTURE_DEPENDENCIES),

@@ -93,9 +93,9 @@ class SourceWriter {
     line(source + " {");
     ++depth_;
   }
-  void close(const char* behind = "") {
+  void close(const char* suffix = "") {
     --depth_;
-    line(std::string("}") + behind);
+    line(std::string("}") + suffix);
   }
   // Return the address of the first element of a view, and the offset of the element with indices
   // i0, i1, ...

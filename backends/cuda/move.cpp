@@ -86,8 +86,8 @@ Launch copy(Copy c, NestContext* nest) {
 // ---- scatters ----
 // Threads split the dims along which updates never collide, and process ids in row-major order.
 struct Parted {
-  Dims apart, together;  // together: the dims of the ids
-  View updates, target;  // with the dims `apart`, then `together`, like the ids
+  Dims disjoint, together;  // together: the dims of the ids
+  View updates, target;     // with the dims `disjoint`, then `together`, like the ids
   std::vector<Indexed> indexed;
 };
 Parted parted(const Scatter& s) {
@@ -97,7 +97,7 @@ Parted parted(const Scatter& s) {
     bool named = s.target.strides[d] == 0;
     for (auto& i : s.indexed) named |= i.ids.strides[d] != 0;
     (named ? together : order).push_back(d);
-    (named ? out.together : out.apart).push_back(s.dims[d]);
+    (named ? out.together : out.disjoint).push_back(s.dims[d]);
   }
   order.insert(order.end(), together.begin(), together.end());
   auto arrange = [&](View& v) {
@@ -133,7 +133,7 @@ void update(SourceWriter& w, const Scatter& s, const std::string& base, const st
 // same element are in the same part, so they stay in order.
 Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
                         std::int64_t parts) {
-  const auto first = std::ptrdiff_t(p.apart.size());
+  const auto first = std::ptrdiff_t(p.disjoint.size());
   auto of_point = [&](const Dims& strides) {
     return Dims(strides.begin(), strides.begin() + first);
   };
@@ -147,14 +147,14 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
   w.open(each_point(w, 32 * groups * parts));
   auto wide = w.argument(32 * groups), ids = w.argument(points(p.together));
   w.line(fmt::format("const I part = p / I({0}), point = p % I({0});", wide));
-  w.indices("point", p.apart);
-  w.line(fmt::format("const bool there = point < I({});", w.argument(points(p.apart))));
+  w.indices("point", p.disjoint);
+  w.line(fmt::format("const bool there = point < I({});", w.argument(points(p.disjoint))));
   auto base = w.base(p.target, true), at = w.at(p.target, of_point(p.target.strides));
   auto from = w.base(p.updates), from_at = w.at(p.updates, of_point(p.updates.strides));
   w.line(fmt::format("const I at_point = {}, from_point = {};", at, from_at));
   w.open(fmt::format("for (I first = 0; first < I({}); first += 32)", ids));
   w.line("const I q = first + threadIdx_x % 32;");
-  w.indices("q", p.together, p.apart.size());
+  w.indices("q", p.together, p.disjoint.size());
   pick(w, p.indexed, s.clamp, fmt::format("q < I({})", ids));
   w.line(fmt::format("const I to = moved + {}, from = {};", of_ids(p.target.strides),
                      of_ids(p.updates.strides)));
@@ -176,16 +176,16 @@ Launch scatter(const Scatter& s, NestContext* nest) {
   // least 32 ids.
   constexpr std::int64_t most_warps = 132 * 24;
   const auto p = parted(s);
-  const auto groups = (points(p.apart) + 31) / 32;
+  const auto groups = (points(p.disjoint) + 31) / 32;
   const auto parts =
       nest || groups == 0 ? 1 : std::min(most_warps / groups, points(p.together) / 32);
   if (parts > 1) return scatter_in_parts(s, p, groups, parts);
   SourceWriter w(nest);
   w.far = true;
-  w.open(each_point(w, points(p.apart)));
-  w.indices("p", p.apart);
+  w.open(each_point(w, points(p.disjoint)));
+  w.indices("p", p.disjoint);
   w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.argument(points(p.together))));
-  w.indices("q", p.together, p.apart.size());
+  w.indices("q", p.together, p.disjoint.size());
   pick(w, p.indexed, s.clamp);
   w.open("if (inside)");
   auto base = w.base(p.target, true), at = w.at(p.target, p.target.strides) + " + moved";
@@ -194,7 +194,7 @@ Launch scatter(const Scatter& s, NestContext* nest) {
   w.close();
   w.close();
   w.close();
-  return w.launch(points(p.apart));
+  return w.launch(points(p.disjoint));
 }
 
 // Each element is stored at its rank: the number of elements that are less, or equal and earlier.

@@ -26,7 +26,7 @@ struct Nccl {
   int (*receive)(void*, std::size_t, int type, int peer, Comm, void* stream) = nullptr;
   int (*abort)(Comm) = nullptr;
   int (*destroy)(Comm) = nullptr;
-  const char* (*says)(int) = nullptr;
+  const char* (*error_string)(int) = nullptr;
   bool there = false;
 
   Nccl() {
@@ -35,7 +35,7 @@ struct Nccl {
     there = find(make_id, "ncclGetUniqueId") && find(join, "ncclCommInitRank") &&
             find(begin_group, "ncclGroupStart") && find(end_group, "ncclGroupEnd") &&
             find(send, "ncclSend") && find(receive, "ncclRecv") && find(abort, "ncclCommAbort") &&
-            find(destroy, "ncclCommDestroy") && find(says, "ncclGetErrorString");
+            find(destroy, "ncclCommDestroy") && find(error_string, "ncclGetErrorString");
   }
 };
 const Nccl& nccl() {
@@ -48,7 +48,7 @@ const Nccl& nccl() {
 }
 void must(int status, const char* what) {
   if (status != 0)
-    throw Error(fmt::format("[cuda] NCCL error ({}): {}", what, nccl().says(status)));
+    throw Error(fmt::format("[cuda] NCCL error ({}): {}", what, nccl().error_string(status)));
 }
 struct Member {
   Nccl::Comm comm = nullptr;

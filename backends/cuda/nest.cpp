@@ -99,9 +99,9 @@ class Nest {
  public:
   Nest(const Loop& outermost, const Program& p, std::int64_t near, bool marks)
       : loop_(outermost), program_(p), loops_(nested(outermost)), marks_(marks) {
-    std::int64_t turns = 1;
+    std::int64_t iterations = 1;
     for (auto* l : loops_) {
-      turns *= l->trips;
+      iterations *= l->trips;
       nest_.loops.insert(l->variable);
     }
 
@@ -113,7 +113,7 @@ class Nest {
     place(near);
     line("HALIAX_SHARED(shared);");
     // added in each step, because an address would occupy registers all the time
-    near_start_ = argument({-1, stage_ + kept_});
+    near_start_ = argument({-1, stage_ + results_});
     if (far_) {
       auto start = argument({kArenaSlot, loop_.parallel_slot_start, {}, true}),
            bytes = argument({-1, loop_.parallel_slot_bytes});
@@ -123,7 +123,7 @@ class Nest {
       line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];",
                        argument({kMarksSlot}), kMarks));
     open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)",
-                     argument({-1, turns})));
+                     argument({-1, iterations})));
     line("Word rest = turn;");
     for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
       auto trips = argument({-1, (*l)->trips});
@@ -137,10 +137,10 @@ class Nest {
     out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";
     out.source = kernel_source(nest_.arguments.size(), source_, out.bounds);
     out.arguments = nest_.arguments;
-    out.blocks = std::min<std::int64_t>(turns, far_ ? loop_.parallel_slots : 1 << 20);
+    out.blocks = std::min<std::int64_t>(iterations, far_ ? loop_.parallel_slots : 1 << 20);
     out.threads = kNestThreads;
     out.waits = true;
-    out.shared = stage_ + kept_ + near_;
+    out.shared = stage_ + results_ + near_;
   }
   Launch out;
 
@@ -163,7 +163,7 @@ class Nest {
   // its 65,536 registers are 128 per thread. (For sm_80 the compiler uses a few more, and spills.)
   bool two_at_a_time(std::int64_t near) const {
     return !tiles_.empty() && near >= shared_limit_of(90) &&
-           2 * (stage_ + kept_ + near_ + kKibi) <= near &&
+           2 * (stage_ + results_ + near_ + kKibi) <= near &&
            std::all_of(tiles_.begin(), tiles_.end(),
                        [](auto& t) { return t.second->registers() <= 80; });
   }
@@ -192,7 +192,7 @@ class Nest {
     auto found = tile_group(all, program_, lives_here);
     if (found && found->stage_bytes() + found->fold_result_bytes() <= near) {
       stage_ = std::max(stage_, found->stage_bytes());
-      kept_ = std::max(kept_, found->fold_result_bytes());
+      results_ = std::max(results_, found->fold_result_bytes());
       tiles_[&all] = std::move(found);
       return;
     }
@@ -223,14 +223,14 @@ class Nest {
     });
     std::erase_if(touched, [&](auto& t) { return !is_own(t.first); });
     auto starts = one_by_one(touched, most);
-    std::int64_t all = stage_ + kept_;
+    std::int64_t all = stage_ + results_;
     for (auto& [s, start] : starts)
-      all = std::max(all, stage_ + kept_ + start + program_.slot(s).bytes);
+      all = std::max(all, stage_ + results_ + start + program_.slot(s).bytes);
     if (tiles_.empty() || all > most) {
       if (!tiles_.empty()) {
         tiles_.clear();
         stage_ = kStageBytes;
-        kept_ = 0;
+        results_ = 0;
         return place(most);
       }
 
@@ -274,7 +274,7 @@ class Nest {
   // byte, as long as a multiprocessor has space for two blocks.
   std::map<int, std::int64_t> one_by_one(const std::map<int, std::int64_t>& touched,
                                          std::int64_t most) const {
-    const auto room = most / 2 - kKibi - stage_ - kept_;
+    const auto room = most / 2 - kKibi - stage_ - results_;
     std::vector<int> order;
     for (auto& t : touched) order.push_back(t.first);
     auto worth = [&](int s) {
@@ -296,10 +296,10 @@ class Nest {
   }
 
   // ---- steps ----
-  void count(const Loop& l, const std::string& turn, const std::string& trips) {
+  void count(const Loop& l, const std::string& iteration, const std::string& trips) {
     if (l.variable < 0) return;
     line(fmt::format("const Word n{} = {}{};", l.variable, l.reverse ? trips + " - 1 - " : "",
-                     turn));
+                     iteration));
   }
   void wait() { line("__syncthreads();"); }
   void mark(const Step& s) {
@@ -348,9 +348,9 @@ class Nest {
     }
   }
   void loop(const Loop& l) {
-    auto turn = fmt::format("t{}", counted_++), trips = argument({-1, l.trips});
-    open(fmt::format("for (Word {0} = 0; {0} < {1}; ++{0})", turn, trips));
-    count(l, turn, trips);
+    auto iteration = fmt::format("t{}", counted_++), trips = argument({-1, l.trips});
+    open(fmt::format("for (Word {0} = 0; {0} < {1}; ++{0})", iteration, trips));
+    count(l, iteration, trips);
     steps(l.body);
     close();
   }
@@ -408,7 +408,7 @@ class Nest {
 
       return out;
     };
-    auto walked = part(c.batch), rows = part(c.m), columns = part(c.n), terms = part(c.k);
+    auto iterated = part(c.batch), rows = part(c.m), columns = part(c.n), terms = part(c.k);
     const auto m = pulled(rows), n = pulled(columns), k = pulled(terms);
     auto far = [](std::int64_t of_m, std::int64_t of_n, std::int64_t of_k, const Dim& m,
                   const Dim& n, const Dim& k) {
@@ -419,10 +419,11 @@ class Nest {
         !far(m.a, 0, k.a, m, n, k) && !far(0, n.b, k.b, m, n, k) && !far(m.out, n.out, 0, m, n, k);
     // partial sums would be rounded, or positions would not fit
     if (!terms.empty() || !fits) return false;
-    for (auto* more : {&rows, &columns}) walked.insert(walked.end(), more->begin(), more->end());
-    std::erase_if(walked, [](auto& d) { return d.n == 1; });
+    for (auto* more : {&rows, &columns})
+      iterated.insert(iterated.end(), more->begin(), more->end());
+    std::erase_if(iterated, [](auto& d) { return d.n == 1; });
     Dims sizes, strides[3];
-    for (auto& d : walked) {
+    for (auto& d : iterated) {
       sizes.push_back(d.n);
       strides[0].push_back(d.a);
       strides[1].push_back(d.b);
@@ -461,7 +462,7 @@ class Nest {
   NestContext nest_;
   std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;  // by body
   // bytes of shared memory: staged operands, results of reductions, and other values
-  std::int64_t stage_ = kStageBytes, kept_ = 0, near_ = 0;
+  std::int64_t stage_ = kStageBytes, results_ = 0, near_ = 0;
   bool far_ = false;  // some values are stored in a parallel slot
   const bool marks_;
   std::string source_, near_start_;
@@ -475,10 +476,10 @@ std::int64_t shared_limit_of(int sm) {
   return sm == 90 || (sm >= 100 && sm < 120) ? 227 * kKibi : kMinSharedLimit;
 }
 
-int nest_parallel_slots(const Loop& outermost, std::int64_t turns,
+int nest_parallel_slots(const Loop& outermost, std::int64_t iterations,
                         std::int64_t parallel_slot_bytes) {
   auto& body = nested(outermost).back()->body;
-  bool fits = turns > 1 && count_contractions(body) > 0;
+  bool fits = iterations > 1 && count_contractions(body) > 0;
   double steps = 0;
   each_step(body, [&](auto& s, std::int64_t times) {
     fits &= is_for_kernel(s.kind);
@@ -487,12 +488,14 @@ int nest_parallel_slots(const Loop& outermost, std::int64_t turns,
   // A block computes a matmul at about a third of its share of the GPU's rate. Starting a step
   // costs as much time as many multiplications.
   constexpr double slower = 3, start = 7e8;
-  const auto of_turn = multiplications(body), rounds = std::ceil(double(turns) / kBlocks);
-  fits &= rounds * of_turn * kBlocks * slower <= double(turns) * (of_turn + steps * start);
+  const auto per_iteration = multiplications(body),
+             rounds = std::ceil(double(iterations) / kBlocks);
+  fits &= rounds * per_iteration * kBlocks * slower <=
+          double(iterations) * (per_iteration + steps * start);
   if (!fits || parallel_slot_bytes > kMostInLane) return 0;
   return parallel_slot_bytes + kStageBytes <= kMinSharedLimit
              ? 1
-             : int(std::min<std::int64_t>(turns, kBlocks));
+             : int(std::min<std::int64_t>(iterations, kBlocks));
 }
 Launch nest_launch(const Loop& l, const Program& p, std::int64_t shared_limit, bool marks) {
   return Nest(l, p, shared_limit, marks).out;

@@ -133,11 +133,11 @@ Cubin compile_for_gpu(const std::string& source, int sm, bool exact) {
   Nvrtc::Program program = nullptr;
   api.create(&program, source.c_str(), "kernels.cu", 0, nullptr, nullptr);
   const std::unique_ptr<Nvrtc::Program, int (*)(Nvrtc::Program*)> destroyed(&program, api.destroy);
-  auto asked = nvrtc_options(sm, exact);
+  auto flags = nvrtc_options(sm, exact);
   const bool links = source.find(kSetCondition) != source.npos;
-  if (links) asked.push_back("--relocatable-device-code=true");
+  if (links) flags.push_back("--relocatable-device-code=true");
   std::vector<const char*> options;
-  for (auto& o : asked) options.push_back(o.c_str());
+  for (auto& o : flags) options.push_back(o.c_str());
   const int status = api.compile(program, int(options.size()), options.data());
   auto text_of = [&](auto size_of, auto get) {
     std::size_t size = 0;

@@ -45,12 +45,12 @@ std::optional<MatrixProducts> plan_of(const Contract& c, std::int64_t scratch) {
   if (!p || p->k_outer.empty()) return p;
   // Each matmul but the first reads and writes the partial results again. A copy of an operand may
   // move fewer bytes.
-  auto whole = matrix_products(c, true, reads_slot(c.a), reads_slot(c.b));
-  const auto again = (points(p->k_outer) - 1) * points(c.batch) * points(c.m) * points(c.n) *
-                     bytes_of(c.out.dtype);
+  auto unsplit = matrix_products(c, true, reads_slot(c.a), reads_slot(c.b));
+  const auto repeated_bytes = (points(p->k_outer) - 1) * points(c.batch) * points(c.m) *
+                              points(c.n) * bytes_of(c.out.dtype);
   const bool is_less =
-      whole && packed_bytes(*whole, c) < again && packed_bytes(*whole, c) <= scratch;
-  return is_less ? whole : p;
+      unsplit && packed_bytes(*unsplit, c) < repeated_bytes && packed_bytes(*unsplit, c) <= scratch;
+  return is_less ? unsplit : p;
 }
 
 struct ProductMaker {
@@ -98,19 +98,19 @@ struct ProductMaker {
     const auto x_bytes = p.pack_a.used ? aligned(p.pack_a.elements * bytes_of(x.dtype)) : 0;
     if (p.pack_a.used) x = packed(x, p.pack_a, 0);
     if (p.pack_b.used) y = packed(y, p.pack_b, x_bytes);
-    auto walked = p.outer;
-    auto most = std::max_element(walked.begin(), walked.end(), [](auto& a, auto& b) {
+    auto iterated = p.outer;
+    auto most = std::max_element(iterated.begin(), iterated.end(), [](auto& a, auto& b) {
       return (a.out != 0) * a.n < (b.out != 0) * b.n;
     });
-    if (most != walked.end() && most->out != 0) {
+    if (most != iterated.end() && most->out != 0) {
       batch = *most;
-      walked.erase(most);
+      iterated.erase(most);
     }
 
-    for (std::int64_t o = 0; o < points(walked); ++o)
+    for (std::int64_t o = 0; o < points(iterated); ++o)
       for (std::int64_t k = 0; k < points(p.k_outer); ++k) {
         auto at = [&](MatrixStride s) {
-          return offset_at(walked, s, o) + offset_at(p.k_outer, s, k);
+          return offset_at(iterated, s, o) + offset_at(p.k_outer, s, k);
         };
         add_even(x, at(&MatrixDim::a), y, at(&MatrixDim::b), at(&MatrixDim::out),
                  c.accumulate || k > 0);

@@ -31,7 +31,7 @@ Launch look_at(const View& unless, int so_far, int flag) {
 }
 
 // Returns a launch that sets the condition of a conditional part instead.
-Launch tell(const View& unless) {
+Launch set_condition(const View& unless) {
   SourceWriter w;
   auto base = w.base(unless), at = w.at(unless, {}), handle = w.argument(0);
   w.line(fmt::format("{}({}, load<bool>({}, {}));", kSetCondition, handle, base, at));
@@ -47,16 +47,16 @@ class SequenceMaker {
  public:
   SequenceMaker(const Program& p, std::int64_t shared_limit, SequenceOptions o)
       : program_(p), shared_limit_(shared_limit), options_(o) {
-    for (bool again = true; again;) {
+    for (bool changed = true; changed;) {
       out = {};
       around_.clear();
       in_vain_.clear();
       touched_.assign(p.slots.size(), {});
       out.items = items_of(p.steps, -1);
       look(out.items);
-      again = false;
+      changed = false;
       for (auto& [step, flag] : in_vain_)
-        if (!stays_inside(step->contract.out.slot, flag)) again |= shadowed_.insert(step).second;
+        if (!stays_inside(step->contract.out.slot, flag)) changed |= shadowed_.insert(step).second;
     }
   }
   Sequence out;
@@ -97,7 +97,7 @@ class SequenceMaker {
       Item i{.step = &s, .flag = flag};
       if (options_.parts && s.kind == Kind::skip) {
         i.kind = Item::Kind::part;
-        i.launch = tell(s.skip.unless);
+        i.launch = set_condition(s.skip.unless);
         i.body = items_of(steps.subspan(std::size_t(&s - steps.data()) + 1), flag);
         items.push_back(std::move(i));
         break;  // the part contains the rest of the iteration

@@ -95,9 +95,11 @@ struct Layout {
 
 class PassSource {
  public:
-  PassSource(const TileGroup& g, const TileAction& pass, NestContext& nest, std::int64_t kept)
+  PassSource(const TileGroup& g, const TileAction& pass, NestContext& nest,
+             std::int64_t results_start)
       : g_(g), pass_(pass), folds_(pass.all_folds()), products_(pass.all_products()),
-        pending_(pass.pending()), l_(g, pass), left_out_(g), nest_(nest), w_(&nest), kept_(kept) {}
+        pending_(pass.pending()), l_(g, pass), left_out_(g), nest_(nest), w_(&nest),
+        results_start_(results_start) {}
   std::string source() {
     find_requested();
     rows_ = w_.argument(points(g_.rows));
@@ -111,7 +113,7 @@ class PassSource {
     if (has_tiles()) {
       before();
       walk();
-      if (!folds_.empty() && !walked_.always) w_.line("const I visited = walk.columns();");
+      if (!folds_.empty() && !needed_.always) w_.line("const I visited = walk.columns();");
       if (!folds_.empty()) {
         w_.line("__syncthreads();");
         finish_folds(pass_.folds);
@@ -136,9 +138,9 @@ class PassSource {
   int top_value() const { return has_top() ? instr(pass_.top).args[0] : -1; }
   bool waits(int i) const { return has_top() && g_.waits(i, pending_); }
   int without_factor(int i) const { return has_top() ? cuda::without_factor(g_, i, pending_) : -1; }
-  bool whole_rows() const { return points(g_.rows) % kRows == 0; }
+  bool full_rows() const { return points(g_.rows) % kRows == 0; }
   std::int64_t width() const { return g_.width ? g_.width : points(g_.columns); }
-  bool whole_columns() const {
+  bool full_columns() const {
     return width() % kColumns == 0 && points(g_.columns) % width() % kColumns == 0;
   }
   std::string flags_of(const std::vector<int>& folds, const std::vector<int>& products,
@@ -152,7 +154,7 @@ class PassSource {
   // requires. After an earlier partial pass, reductions are recomputed, and matmuls add to their
   // results.
   void find_requested() {
-    requested_ = flags_of(pass_.folds, pass_.products, walked_);
+    requested_ = flags_of(pass_.folds, pass_.products, needed_);
     if (pass_.remainder_of < 0) return;
     NeededBlocks before;
     auto& begun = g_.actions[std::size_t(pass_.remainder_of)];
@@ -160,8 +162,8 @@ class PassSource {
   }
   std::string is_created(int p, const std::string& at) const {
     if (!product(p).has_flags) return "true";
-    const bool asked = walked_.flags.count(p) > 0;  // otherwise implied by the queried flags
-    if (!walked_.always && (!asked || walked_.flags.size() == 1)) return "true";
+    const bool is_queried = needed_.flags.count(p) > 0;  // otherwise implied by the queried flags
+    if (!needed_.always && (!is_queried || needed_.flags.size() == 1)) return "true";
     return fmt::format("(flags{} >> {}.block & 1) != 0", p, at);
   }
   std::string is_added(int p, const std::string& at) const {
@@ -190,11 +192,12 @@ class PassSource {
   std::string shared(const std::string& type, const std::string& at) const {
     return fmt::format("reinterpret_cast<{}*>(shared + {})", type, at);
   }
-  std::string at_columns(std::size_t k, const std::string& turn, const std::string& half) {
+  std::string at_columns(std::size_t k, const std::string& iteration, const std::string& half) {
     auto& o = l_.columns[k];
-    return fmt::format("{}{{{}}}", staged(o, kColumns),
-                       shared(element_of(o.dtype), fmt::format("{} + ({} % 2 * 2 + {}) * {}", o.at,
-                                                               turn, half, o.bytes(kColumns))));
+    return fmt::format(
+        "{}{{{}}}", staged(o, kColumns),
+        shared(element_of(o.dtype), fmt::format("{} + ({} % 2 * 2 + {}) * {}", o.at, iteration,
+                                                half, o.bytes(kColumns))));
   }
   std::string together(int value) {
     auto E = element_of(instr(value).dtype);
@@ -226,7 +229,7 @@ class PassSource {
       w_.line(fmt::format("from{0}.bring(copies, {1}.at, columns, there);", k,
                           at_columns(k, "turn", "0")));
     close_function();
-    w_.line("Walk::At tile0 = walk.from(0), tile1 = walk.behind(tile0);");
+    w_.line("Walk::At tile0 = walk.from(0), tile1 = walk.next(tile0);");
     w_.line("bring(0, tile0, tile1);");
     w_.line("copies.wait();");
     w_.line("__syncthreads();");
@@ -292,7 +295,7 @@ class PassSource {
   }
   void row_line() {
     w_.line(fmt::format("const I at = first + strip + lane / 4 + 8 * h, row = {};",
-                        whole_rows() ? "at" : fmt::format("at < I({0}) ? at : I({0}) - 1", rows_)));
+                        full_rows() ? "at" : fmt::format("at < I({0}) ? at : I({0}) - 1", rows_)));
   }
   std::string value(const std::vector<Instr>& code, int i) {
     return instruction_source(code, i, g_.strides[std::size_t(i)], &nest_);
@@ -300,14 +303,16 @@ class PassSource {
   void values(const std::vector<Instr>& code, const std::set<int>& which) {
     for (int i : which) {
       auto S = element_of(code[std::size_t(i)].dtype);
-      auto x =
-          is_fold(code[std::size_t(i)].code)
-              ? fmt::format("reinterpret_cast<const Number<{}>*>(shared + {})[row]", S, kept(i))
-              : value(code, i);
+      auto x = is_fold(code[std::size_t(i)].code)
+                   ? fmt::format("reinterpret_cast<const Number<{}>*>(shared + {})[row]", S,
+                                 result_offset(i))
+                   : value(code, i);
       w_.line(fmt::format("const Number<{}> v{} = {};", S, i, x));
     }
   }
-  std::string kept(int fold) { return w_.argument(kept_ + g_.fold_result_offset(fold)); }
+  std::string result_offset(int fold) {
+    return w_.argument(results_start_ + g_.fold_result_offset(fold));
+  }
   // The initial maximum. It is finite, so that exp is 0 if all elements so far are -inf.
   static constexpr const char* kLowest = "-3.402823466e+38f";
   // Growth of the maximum before sums are rescaled: exp of it can be summed, and rounded to f16.
@@ -332,16 +337,16 @@ class PassSource {
     w_.line("__syncthreads();");
     w_.close();
     w_.line(
-        "const Walk::At next0 = walk.behind(tile1), "
-        "next1 = walk.behind(next0), mine = half ? tile1 : tile0;");
+        "const Walk::At next0 = walk.next(tile1), "
+        "next1 = walk.next(next0), mine = half ? tile1 : tile0;");
     w_.line("bring(turn + 1, next0, next1);");
     w_.line("const int there = mine.there();");
-    std::set<int> kept;
-    for (int p : products_) kept.insert(product(p).value);
-    for (int v : kept) w_.line(fmt::format("Tile kept{};", v));
+    std::set<int> retained;
+    for (int p : products_) retained.insert(product(p).value);
+    for (int v : retained) w_.line(fmt::format("Tile kept{};", v));
     w_.open("if (there > 0)");
     for (int p : l_.makes) make_tile(p);
-    elements_by_edges(kept);
+    elements_by_edges(retained);
     for (int p : products_)
       if (product(p).kind == Tile::over_columns) {
         auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
@@ -364,7 +369,7 @@ class PassSource {
   }
   // Returns the value of an element that is retained for a multiplication: the value before
   // rounding, because two values are rounded at a time.
-  int kept_value(int v) const {
+  int retained_value(int v) const {
     auto& in = instr(v);
     return in.code == Code::cast && g_.product_of[std::size_t(v)] < 0 &&
                    instr(in.args[0]).dtype == DType::f32
@@ -384,7 +389,7 @@ class PassSource {
   // Comparisons of an increasing value with a value of the row hold in an entire tile if they hold
   // in its last column, or in its first one. Most tiles therefore need no mask, and tiles at the
   // edge have separate source.
-  void elements_by_edges(const std::set<int>& kept) {
+  void elements_by_edges(const std::set<int>& retained) {
     std::set<int> at_last, at_first;
     for (int i : pass_.remainder_of < 0 ? l_.inner : std::set<int>()) {
       auto& in = instr(i);
@@ -392,7 +397,7 @@ class PassSource {
       if (rises(in.args[0]) && !instr(in.args[1]).inner) at_last.insert(i);
       if (!instr(in.args[0]).inner && rises(in.args[1])) at_first.insert(i);
     }
-    if (at_last.empty() && at_first.empty()) return elements(kept);
+    if (at_last.empty() && at_first.empty()) return elements(retained);
     w_.line("bool edge = false;");
     for (auto* all : {&at_last, &at_first}) {
       std::set<int> created;
@@ -409,19 +414,19 @@ class PassSource {
       w_.close();
     }
     w_.open("if (any_lane(edge))");
-    elements(kept);
+    elements(retained);
     w_.close();
     at_last.merge(at_first);
     true_ = std::move(at_last);
     w_.open("else");
-    elements(kept);
+    elements(retained);
     w_.close();
     true_.clear();
   }
-  void elements(const std::set<int>& kept) {
+  void elements(const std::set<int>& retained) {
     std::set<int> created;
     if (has_top()) raise_top();
-    for (int v : kept) add_inner(created, kept_value(v), top_value());
+    for (int v : retained) add_inner(created, retained_value(v), top_value());
     for (int f : folds_) {
       if (f == pass_.top) continue;
       add_inner(created, instr(f).args[0], top_value());
@@ -435,11 +440,11 @@ class PassSource {
       w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i,
                           i == top_value() ? fmt::format("top{}[j][e]", pass_.top) : point(i)));
     std::string zero;  // condition; other elements are multiplied as 0
-    if (!whole_columns()) zero = "inside";
-    if (!whole_rows()) zero += zero.empty() ? "at == row" : " && at == row";
-    for (int v : kept)
+    if (!full_columns()) zero = "inside";
+    if (!full_rows()) zero += zero.empty() ? "at == row" : " && at == row";
+    for (int v : retained)
       w_.line(fmt::format("kept{}[j][e] = {}v{}{};", v, zero.empty() ? "" : zero + " ? ",
-                          kept_value(v), zero.empty() ? "" : " : 0"));
+                          retained_value(v), zero.empty() ? "" : " : 0"));
     for (int f : folds_)
       if (f != pass_.top) fold(f, fmt::format("{}{}[h]", sums_floats(f) ? "some" : "fold", f));
     w_.close();
@@ -456,11 +461,11 @@ class PassSource {
     w_.line("#pragma unroll");
     w_.open("for (int e = 0; e < 4; ++e)");
     w_.line("const int h = e / 2;");
-    if (!whole_columns()) w_.line("const bool inside = 8 * j + lane % 4 * 2 + e % 2 < there;");
+    if (!full_columns()) w_.line("const bool inside = 8 * j + lane % 4 * 2 + e % 2 < there;");
     row_line();
     w_.line(fmt::format("const I column = mine.column + {};",
-                        whole_columns() ? "8 * j + lane % 4 * 2 + e % 2"
-                                        : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
+                        full_columns() ? "8 * j + lane % 4 * 2 + e % 2"
+                                       : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
     w_.indices("row", g_.rows);
     w_.indices("column", g_.columns, g_.rows.size());
   }
@@ -477,7 +482,7 @@ class PassSource {
     auto x = fmt::format("wide(cast<{}, {}>(v{}))", element_of(instr(f).dtype),
                          element_of(instr(instr(f).args[0]).dtype), instr(f).args[0]);
     w_.line(fmt::format("{3}{0} = {1}({0}, {2});", to, fold_of(f), x,
-                        whole_columns() ? "" : "if (inside) "));
+                        full_columns() ? "" : "if (inside) "));
   }
   // Updates the running maximum, and the values derived from it. If it has grown by much, the sums
   // are rescaled.
@@ -630,10 +635,10 @@ class PassSource {
         w_.line(fmt::format("all{0} = all{0}{1};", f, times(known->factors)));
         w_.close();
       }
-      if (!walked_.always) fold_left_out(f);
+      if (!needed_.always) fold_left_out(f);
       w_.line(fmt::format(
           "if (at == row) reinterpret_cast<Number<{0}>*>(shared + {1})[row] = result<{0}>(all{2});",
-          S, kept(f), f));
+          S, result_offset(f), f));
     }
     w_.close();
     w_.close();
@@ -704,8 +709,8 @@ class PassSource {
   const SkippedBlock left_out_;
   NestContext& nest_;
   SourceWriter w_;
-  const std::int64_t kept_;
-  NeededBlocks walked_;
+  const std::int64_t results_start_;
+  NeededBlocks needed_;
   // blocks to iterate over; blocks of the earlier pass; sizes
   std::string requested_, begun_, rows_, columns_;
   std::set<int> true_;  // comparisons that hold in an entire tile
@@ -736,21 +741,22 @@ int TileGroup::registers() const {
     if (!a.is_pass()) continue;
     const Layout l(*this, a);
     int sum = 0;
-    std::set<int> kept;
+    std::set<int> retained;
     for (int p : l.makes) sum += 16 + products[std::size_t(p)].depth() / 4;
     for (int p : a.all_products()) {
-      kept.insert(products[std::size_t(p)].value);
+      retained.insert(products[std::size_t(p)].value);
       auto& product = products[std::size_t(p)];
       sum += product.kind == Tile::over_columns ? product.depth() / 2
                                                 : (product.depth() / 16 + 1) / 2 * 8;
     }
-    most = std::max(most, sum + 16 * int(kept.size()));
+    most = std::max(most, sum + 16 * int(retained.size()));
   }
   return most;
 }
 std::string tile_source(const TileGroup& g, const TileAction& a, NestContext& nest,
-                        std::int64_t kept) {
-  return a.flags >= 0 ? flags_source(g, a.flags, nest) : PassSource(g, a, nest, kept).source();
+                        std::int64_t results_start) {
+  return a.flags >= 0 ? flags_source(g, a.flags, nest)
+                      : PassSource(g, a, nest, results_start).source();
 }
 
 }  // namespace haliax::cuda

@@ -191,9 +191,9 @@ class SeparateMemoryDevice final : public Device {
   std::int64_t scratch_bytes(const Step& s, int workers) const override {
     return steps_->scratch_bytes(s, workers);
   }
-  int parallel_slots(const program::Loop& l, std::int64_t turns, std::int64_t parallel_slot_bytes,
-                     int workers) const override {
-    return steps_->parallel_slots(l, turns, parallel_slot_bytes, workers);
+  int parallel_slots(const program::Loop& l, std::int64_t iterations,
+                     std::int64_t parallel_slot_bytes, int workers) const override {
+    return steps_->parallel_slots(l, iterations, parallel_slot_bytes, workers);
   }
   Machine machine() const override { return steps_->machine(); }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {

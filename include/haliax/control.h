@@ -97,17 +97,17 @@ template <class... F> auto switch_(const Arr& which, F... sides) {
   return detail::Chooser<F...>{which.array(), {std::move(sides)...}, "switch_", which.at()};
 }
 
-/// Returns a function of an initial state that applies `f` while `goes_on(state)` is true.
+/// Returns a function of an initial state that applies `f` while `condition(state)` is true.
 ///
 /// The loop runs at most as often as `most` has positions, so that memory is planned before the
 /// program runs, and the loop has a gradient. Iterations after the condition fails cost almost
 /// nothing. The gradient saves residuals for each possible iteration unless `options.checkpoint`
 /// selects another policy.
 ///
-/// @param goes_on  `goes_on(state)` -> scalar bool array
-/// @param f        `f(state)` -> the next state, with the same type, axes and dtypes
-/// @param most     an axis with the largest number of iterations as its size
-/// @param options  policy for the gradient, and unrolling
+/// @param condition  `condition(state)` -> scalar bool array
+/// @param f          `f(state)` -> the next state, with the same type, axes and dtypes
+/// @param most       an axis with the largest number of iterations as its size
+/// @param options    policy for the gradient, and unrolling
 /// @return a function of the initial state, with the last state as its result. Start from a
 /// `NamedArray`, not from a C++ scalar.
 ///
@@ -115,8 +115,8 @@ template <class... F> auto switch_(const Arr& which, F... sides) {
 ///                            [](const NamedArray& r) { return (r + 2. / r) * 0.5; },
 ///                            Axis("iteration", 20))(NamedArray(1.));
 template <class P, class F>
-auto while_loop(P goes_on, F f, const Axis& most, ScanOptions options = {}) {
-  return [goes_on, f, most, options](const auto& init) {
+auto while_loop(P condition, F f, const Axis& most, ScanOptions options = {}) {
+  return [condition, f, most, options](const auto& init) {
     using T = std::decay_t<decltype(init)>;
     using State = std::pair<T, NamedArray>;
     using Next = detail::CallResult<const F&, T>;
@@ -127,17 +127,17 @@ auto while_loop(P goes_on, F f, const Axis& most, ScanOptions options = {}) {
         "of the first one (start "
         "from a NamedArray, not from a number).");
     if constexpr (!std::is_void_v<Next> && keeps) {
-      auto turn = [&](const State& s) {
+      auto iteration = [&](const State& s) {
         return cond(
             Arr(s.second, options.at),
             [&](const State& now) {
               T next = f(now.first);
-              NamedArray on = goes_on(next);
+              NamedArray on = condition(next);
               return State{std::move(next), on};
             },
             [](const State& now) { return now; })(s);
       };
-      return fold(turn, most, options)(State{init, goes_on(init)}).first;
+      return fold(iteration, most, options)(State{init, condition(init)}).first;
     } else {
       return init;
     }

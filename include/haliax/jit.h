@@ -236,17 +236,17 @@ class JitCore {
   ~JitCore();
   struct Cached;
   // Held while a thread traces and compiles. Compiled programs may run concurrently.
-  class Turn {
+  class TraceGuard {
    public:
-    explicit Turn(JitCore&);
-    ~Turn();
-    Turn(const Turn&) = delete;
+    explicit TraceGuard(JitCore&);
+    ~TraceGuard();
+    TraceGuard(const TraceGuard&) = delete;
 
    private:
     JitCore& core_;
   };
   // Returns the entry for these arguments, or null. If it is still null after the thread holds a
-  // `Turn`, the caller traces f on the tracers that begin returns, and then calls end.
+  // `TraceGuard`, the caller traces f on the tracers that begin returns, and then calls end.
   Cached* find(const Walk& in, const Parts& arguments) const;
   Leaves begin(const Walk& in, const Parts& arguments);
   Cached* end(const Leaves& results, const Parts&, std::shared_ptr<void> like,
@@ -285,7 +285,7 @@ template <class R, class... A> struct JitCall {
     Walk w = walk_parts(parts, args...);
     auto* entry = core.find(w, parts);
     if (entry) return {entry, std::move(w)};
-    JitCore::Turn turn(core);
+    JitCore::TraceGuard guard(core);
     entry = core.find(w, parts);  // another thread may have traced it meanwhile
     if (!entry) {
       traced(parts, args..., [&](const R& out, const Leaves& leaves) {
@@ -300,7 +300,7 @@ template <class R, class... A> struct JitCall {
   void plan(const A&... args) const {
     Parts parts;
     walk_parts(parts, args...);
-    JitCore::Turn turn(core);
+    JitCore::TraceGuard guard(core);
     traced(parts, args...,
            [&](const R& out, const Leaves& leaves) { core.plan(leaves, parts_of(out)); });
   }

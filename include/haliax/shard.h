@@ -112,7 +112,7 @@ class ShardMap {
 /// @throws haliax::Error (from a call) if there is no mesh, if the devices do not divide a sharded
 ///     axis evenly, or if a result differs along a mesh axis that does not shard it
 template <class F> auto shard_map(F f, JitOptions options = {}) {
-  auto whole = detail::transform_of<F>([f = std::move(f), options](const auto&... args) {
+  auto global = detail::transform_of<F>([f = std::move(f), options](const auto&... args) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
       detail::Tracing tracing;
       detail::ShardMap local(options);
@@ -129,7 +129,7 @@ template <class F> auto shard_map(F f, JitOptions options = {}) {
       return Nothing{};
     }
   });
-  return named_jit(std::move(whole), options);
+  return named_jit(std::move(global), options);
 }
 /// Returns the sum of `x` over the devices along one or more mesh axes (all-reduce). Inside
 /// `shard_map` only, like all functions of this section. All devices have the result. A sum of

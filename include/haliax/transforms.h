@@ -194,9 +194,9 @@ template <class T> struct with_aux : std::false_type {};
 template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {};
 
 // True if the function of a scan has valid parameters and results; otherwise an assertion fails.
-template <class R, class C> struct is_turn : std::false_type {};
-template <class C, class Y> struct is_turn<std::pair<C, Y>, C> : std::true_type {};
-template <class F, class C, class... X> constexpr bool check_turn() {
+template <class R, class C> struct is_scan_result : std::false_type {};
+template <class C, class Y> struct is_scan_result<std::pair<C, Y>, C> : std::true_type {};
+template <class F, class C, class... X> constexpr bool check_scan_body() {
   constexpr bool takes = std::is_invocable_v<const F&, const C&, const X&...>;
   static_assert(
       takes,
@@ -204,7 +204,8 @@ template <class F, class C, class... X> constexpr bool check_turn() {
       "the arrays scanned.");
   if constexpr (takes) {
     constexpr bool gives =
-        is_turn<std::decay_t<std::invoke_result_t<const F&, const C&, const X&...>>, C>::value;
+        is_scan_result<std::decay_t<std::invoke_result_t<const F&, const C&, const X&...>>,
+                       C>::value;
     static_assert(
         gives,
         "haliax: the function of a scan must return a std::pair: the next carry, which has the "
@@ -433,7 +434,7 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
   return [f, axis, options](const auto& init, const auto&... xs) {
     using C = std::decay_t<decltype(init)>;
     using X = std::tuple<std::decay_t<decltype(xs)>...>;
-    if constexpr (detail::check_turn<F, C, std::decay_t<decltype(xs)>...>()) {
+    if constexpr (detail::check_scan_body<F, C, std::decay_t<decltype(xs)>...>()) {
       using R = std::decay_t<decltype(f(init, xs...))>;
       using Y = typename R::second_type;
       struct Call {
@@ -443,7 +444,7 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
         std::optional<Y> y;
       } call{&f, init, X(xs...), {}};
       Walk c = walk_of(init, {.paths = true});
-      auto turn = [](void* self, const Leaves& carry, const Leaves& in, Leaves& next, Leaves& out) {
+      auto body = [](void* self, const Leaves& carry, const Leaves& in, Leaves& next, Leaves& out) {
         auto& s = *static_cast<Call*>(self);
         auto r = detail::spread(
             [&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); },
@@ -453,7 +454,7 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
         s.y = std::move(r.second);
       };
       auto [last, ys] =
-          detail::scan(axis, options, c.leaves(), c.paths, flatten(call.xs), {&call, turn});
+          detail::scan(axis, options, c.leaves(), c.paths, flatten(call.xs), {&call, body});
       return std::pair{unflatten(init, last), unflatten(std::move(*call.y), ys)};
     } else {
       return std::pair{init, init};

@@ -374,12 +374,13 @@ namespace detail {
 void note_fields(const Walk&);
 // Raises if the numbers of arrays differ, with the first path that only one of them has. Both must
 // have paths.
-void check_alike(const char* op, const Walk&, const Walk&, SourceLocation);
+void check_same_structure(const char* op, const Walk&, const Walk&, SourceLocation);
 template <class T, class U>
-Walk walk_alike(const char* op, const Walk& w, const T& tree, const U& other, SourceLocation at) {
+Walk walk_of_same_structure(const char* op, const Walk& w, const T& tree, const U& other,
+                            SourceLocation at) {
   Walk o = walk_of(other);
   if (o.arrays.size() != w.arrays.size())
-    check_alike(op, walk_of(tree, {.paths = true}), walk_of(other, {.paths = true}), at);
+    check_same_structure(op, walk_of(tree, {.paths = true}), walk_of(other, {.paths = true}), at);
   return o;
 }
 template <class F, class T, class... Ts>
@@ -390,7 +391,7 @@ T tree_mapped(F& f, T tree, [[maybe_unused]] SourceLocation at, const Ts&... tre
       if (!(w.arrays[i]->empty() || ... || other.arrays[i]->empty()))
         *w.arrays[i] = f(std::as_const(*w.arrays[i]), std::as_const(*other.arrays[i])...);
   };
-  map(walk_alike("tree_map", w, tree, trees, at)...);
+  map(walk_of_same_structure("tree_map", w, tree, trees, at)...);
   return tree;
 }
 }  // namespace detail
@@ -525,7 +526,8 @@ std::pair<T, T> partition(const T& tree, const LeafFilter& first,
 ///     auto same = combine(adapters, rest);
 template <class T>
 T combine(const T& first, const T& second, SourceLocation at = SourceLocation::current()) {
-  auto others = detail::walk_alike("combine", walk_of(first), first, second, at).leaves();
+  auto others =
+      detail::walk_of_same_structure("combine", walk_of(first), first, second, at).leaves();
   return unflatten(first, detail::merged_leaves(flatten(first), others));
 }
 

@@ -41,9 +41,9 @@ std::byte* reused(std::int64_t size) {
   std::lock_guard hold(memory_pool().lock);
   auto found = memory_pool().idle.find(size);
   if (found == memory_pool().idle.end() || found->second.empty()) return nullptr;
-  auto* kept = found->second.back();
+  auto* block = found->second.back();
   found->second.pop_back();
-  return kept;
+  return block;
 }
 // aligned_alloc, so that the sanitizer detects reads past the end
 #if defined(__SANITIZE_ADDRESS__)
@@ -123,15 +123,15 @@ static const bool memory_forks =
 std::byte* Buffer::assemble() const {
   std::lock_guard hold(joining);
   if (auto* known = data_.load()) return known;
-  auto* whole = take(bytes_);
+  auto* assembled = take(bytes_);
   try {
-    device_storage()->write(whole);
+    device_storage()->write(assembled);
   } catch (...) {
-    give_back(whole, bytes_);
+    give_back(assembled, bytes_);
     throw;
   }
-  data_.store(whole, std::memory_order_release);
-  return whole;
+  data_.store(assembled, std::memory_order_release);
+  return assembled;
 }
 
 void release_pool() {

@@ -15,7 +15,7 @@ namespace haliax {
 // other devices; a Buffer owns the list.
 struct DeviceStorage {
   virtual ~DeviceStorage() = default;
-  virtual void write(std::byte* whole) const = 0;
+  virtual void write(std::byte* to) const = 0;
   std::unique_ptr<const DeviceStorage> next = {};  // another storage of the same value, or null
 };
 class Buffer {

@@ -30,23 +30,23 @@ std::byte* ProtectedMemory::take(std::int64_t bytes) {
 }
 void ProtectedMemory::give_back(std::byte* data, bool idle) {
   std::lock_guard hold(lock_);
-  auto gone = used_.extract(data - base_);
-  const auto at = gone.key(), bytes = gone.mapped();
+  auto freed = used_.extract(data - base_);
+  const auto at = freed.key(), bytes = freed.mapped();
   if (auto first = (at + 4095) / 4096 * 4096, end = (at + bytes) / 4096 * 4096;
       idle && end - first >= (1 << 20))
     madvise(base_ + first, std::size_t(end - first), MADV_DONTNEED);
   in_use_ -= bytes;
   auto next = free_.lower_bound(at);
   if (next != free_.end() && at + bytes == next->first) {
-    gone.mapped() += next->second;
+    freed.mapped() += next->second;
     next = free_.erase(next);
   }
 
   auto before = next == free_.begin() ? free_.end() : std::prev(next);
   if (before != free_.end() && before->first + before->second == at)
-    before->second += gone.mapped();
+    before->second += freed.mapped();
   else
-    free_.insert(std::move(gone));
+    free_.insert(std::move(freed));
 }
 void ProtectedMemory::open(int by) {
   std::lock_guard hold(lock_);

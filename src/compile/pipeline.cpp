@@ -260,9 +260,9 @@ void run_global(Compilation& c) {
     c = std::move(other);
 }
 
-Compilation on_device(const Compilation& whole, int number) {
-  Compilation c{whole.roots, whole.inputs, whole.options};
-  c.partition = whole.partition;
+Compilation on_device(const Compilation& global, int number) {
+  Compilation c{global.roots, global.inputs, global.options};
+  c.partition = global.partition;
   c.number = number;
   return c;
 }

@@ -91,7 +91,7 @@ struct NodeCheck {
     struct Point {
       Name name;
       std::int64_t size;
-      bool kept, created;
+      bool in_result, created;
     };
     std::vector<Point> points;
     auto parts = is_parted() ? RegroupAttr::of(n).parts : Names();
@@ -110,7 +110,7 @@ struct NodeCheck {
                               [&](auto& p) { return p.name == rule.point; });
         if (p == points.end()) p = points.insert(p, {rule.point, a.size, false, true});
         bool fits = rule.way == Way::shift || rule.way == Way::regroup || p->size == a.size;
-        must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, but produces {}",
+        must(p->in_result ? fits : rule.way != Way::map, "it maps axis {} of {}, but produces {}",
              a.name, x.axes, n.axes);
         must(fits, "axis {} has two sizes", a.name);
         // On a mesh, CollectiveKind::exchange may replace the op.
@@ -119,8 +119,8 @@ struct NodeCheck {
              "it regroups axis {}, but does more than move values", a.name);
         must(only_moves || !shifts, "it shifts axis {}, but does more than move values", a.name);
         must(n.op->segments || !shifts, "it shifts axis {}, but has no segments", a.name);
-        must(rule.way != Way::fold || !p->kept, "it reduces axis {} of {}, but produces {}", a.name,
-             x.axes, n.axes);
+        must(rule.way != Way::fold || !p->in_result, "it reduces axis {} of {}, but produces {}",
+             a.name, x.axes, n.axes);
         p->created = true;
       }
     for (auto& p : points) must(p.created, "no operand has axis {}", p.name);
@@ -136,13 +136,14 @@ struct NodeCheck {
     const auto count = program::operands_of(c);
     must(n.in.size() == std::size_t(count), "it has {} operands, expected {}",
          std::int64_t(n.in.size()), std::int64_t(count));
-    bool asks =
+    bool is_predicate =
         c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
     bool compares = c >= Code::less && c <= Code::not_equal;
     must(c != Code::logical_not || n.in[0]->dtype == DType::boolean,
          "its operand is {}, expected bool", n.in[0]->dtype);
     if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have different dtypes");
-    if (asks || compares) return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
+    if (is_predicate || compares)
+      return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
     bool is_function =
         (c >= Code::exp && c <= Code::digamma) || c == Code::atan2 || c == Code::nextafter;
     must(!is_function || is_float(n.dtype), "a floating-point function of {}", n.dtype);
@@ -215,23 +216,23 @@ struct NodeCheck {
   void loop() const {
     auto& l = loop_of(n);
     must(!l.index.empty(), "it has no body");
-    std::int64_t walked = 0;
+    std::int64_t covered = 0;
     for (std::size_t b = 0; b < l.index.size(); ++b) {
-      must(prim::index_start(*l.index[b]) == walked, "a body does not start after {} positions",
-           walked);
+      must(prim::index_start(*l.index[b]) == covered, "a body does not start after {} positions",
+           covered);
       auto chunk = prim::index_chunk(*l.index[b]);
       must(!l.drop || chunk == 1, "its iterations have one position each, but its chunk is {}",
            chunk);
-      walked += trips(l, b) * prim::index_chunk(*l.index[b]);
+      covered += trips(l, b) * prim::index_chunk(*l.index[b]);
     }
-    must(walked == l.axis.size, "its bodies iterate over {} positions of {}", walked, l.axis);
+    must(covered == l.axis.size, "its bodies iterate over {} positions of {}", covered, l.axis);
     std::unordered_set<const Node*> carries;
     for (auto& r : l.results) {
       must(!r.carry || carries.insert(r.carry.get()).second, "two results have one carry");
       must(r.carry || r.fold != Fold::carry, "a carried result has no carry");
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
-      bool same = r.carry && behind_barriers(r.value[0]) == r.carry;
+      bool same = r.carry && without_barriers(r.value[0]) == r.carry;
       if (r.is_guard) must(same && r.carry->axes.empty(), "the guard of the loop is not a flag");
       if (r.carry)
         must(r.start && same_set(r.start, r.carry),
@@ -242,7 +243,7 @@ struct NodeCheck {
   }
   // Returns the value inside of barriers. A barrier only orders collectives that other devices run
   // as well.
-  static NodePtr behind_barriers(NodePtr value) {
+  static NodePtr without_barriers(NodePtr value) {
     while (value->op == &prim::kBarrier) value = value->in[0];
     return value;
   }
@@ -277,12 +278,12 @@ struct NodeCheck {
                         : from->op == &kCollective ? collective_spec_of(*from).out.size()
                                                    : custom_vjp_of(*from).results;
     must(k < count, "its {} has no result {}", std::string(from->op->name), std::int64_t(k));
-    auto whole = from->op == &kLoop         ? loop_result(from, k)
-                 : from->op == &kCollective ? collective_result(from, k)
-                                            : from->in[k];
-    result_is(whole->dtype);
-    must(same_set(n.axes, whole->axes), "it is {}, but its {} produces {}", n.axes,
-         std::string(from->op->name), whole->axes);
+    auto expected = from->op == &kLoop         ? loop_result(from, k)
+                    : from->op == &kCollective ? collective_result(from, k)
+                                               : from->in[k];
+    result_is(expected->dtype);
+    must(same_set(n.axes, expected->axes), "it is {}, but its {} produces {}", n.axes,
+         std::string(from->op->name), expected->axes);
   }
 };
 
@@ -398,8 +399,8 @@ void check_boundaries(const Nodes& all, const Nodes& roots, const char* after) {
     }
     std::erase_if(mine, [&](auto* r) {
       auto key = ChunkKey::of(*r);
-      auto* walked = find(*n, key.axis);
-      return !walked || walked->size != key.size || (n->op == &prim::kLeave && *r == n->attr);
+      auto* tiled = find(*n, key.axis);
+      return !tiled || tiled->size != key.size || (n->op == &prim::kLeave && *r == n->attr);
     });
     inside[n.get()] = std::move(mine);
   }
@@ -438,8 +439,8 @@ void verify(const Nodes& roots, const char* after, const IterationParts& iterati
     if (!is_region_boundary(*n)) continue;
     regions = true;
     auto key = ChunkKey::of(n->attr);
-    auto* walked = find(*n, key.axis);
-    check.must(walked && walked->size == key.size,
+    auto* tiled = find(*n, key.axis);
+    check.must(tiled && tiled->size == key.size,
                "a region boundary is around {}, which lacks the tiled axis", n->axes);
   }
   if (regions) check_boundaries(all, roots, after);

@@ -37,11 +37,11 @@ Device& from_plugin(const std::string& name) {
   std::vector<std::string> there;
   for (auto& l : linked)
     if (l.is_listed) there.push_back(l.name);
-  const char* asked = std::getenv("HALIAX_BACKEND");
+  const char* requested = std::getenv("HALIAX_BACKEND");
   fail("backend",
        fmt::format("there is no backend {}{}{}; available are {}; {}; HALIAX_PLUGINS=FOLDER adds a "
                    "folder of plugins",
-                   name, asked && asked == name ? " (from HALIAX_BACKEND)" : "",
+                   name, requested && requested == name ? " (from HALIAX_BACKEND)" : "",
                    did_you_mean(name, there), fmt::join(there, " and "), in_plugin_folders(name)));
 }
 

@@ -223,10 +223,11 @@ class ThreadCommunicator final : public program::Communicator {
   Patch stretch(const Patch& p, std::size_t g) const { return share_of(p, group_.size(), g); }
   void sum(const Collective& c, void* const* out, bool stretches) const {
     for (std::size_t k = 0; k < c.out.size(); ++k) {
-      auto cut = [&](const Patch& p) { return stretches ? stretch(p, mine_) : p; };
+      auto own_part = [&](const Patch& p) { return stretches ? stretch(p, mine_) : p; };
       Patches parts;
-      for (int d : group_) parts.push_back(cut(in_order(call_of(d).x[k], call_of(d).how->x[k], k)));
-      reduce_parts(c.monoid, parts, cut(in_order(out[k], c.out[k], k)));
+      for (int d : group_)
+        parts.push_back(own_part(in_order(call_of(d).x[k], call_of(d).how->x[k], k)));
+      reduce_parts(c.monoid, parts, own_part(in_order(out[k], c.out[k], k)));
     }
   }
   void take_stretches(const Collective& c, void* const* out) const {

@@ -26,8 +26,8 @@ template <class Make> auto created(std::int64_t bytes, Make make) {
 
 }  // namespace
 
-void DeviceValue::write(std::byte* whole) const {
-  device->get(bytes_between(bytes, whole, memory.get()), number);
+void DeviceValue::write(std::byte* to) const {
+  device->get(bytes_between(bytes, to, memory.get()), number);
 }
 
 const DeviceValue* DeviceMemory::on_this_device(const Buffer& b) const {

@@ -16,7 +16,7 @@ struct DeviceValue final : DeviceStorage {
   program::Memory memory;
   std::int64_t bytes = 0;
   // Copies the value to the host, after the work that computes it.
-  void write(std::byte* whole) const override;
+  void write(std::byte* to) const override;
 };
 
 class DeviceMemory {

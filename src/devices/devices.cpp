@@ -14,8 +14,8 @@
 namespace haliax {
 namespace {
 
-std::atomic<int> in_this_process = 0;  // 0: not yet determined
-std::atomic<bool> said = false;        // set by set_devices or HALIAX_DEVICES, not by default
+std::atomic<int> in_this_process = 0;      // 0: not yet determined
+std::atomic<bool> explicitly_set = false;  // set by set_devices or HALIAX_DEVICES, not by default
 
 }  // namespace
 
@@ -24,21 +24,21 @@ void set_devices(int n, SourceLocation at) {
   if (n < 1 || n > kMostDevices)
     fail("devices", "n is {}; expected 1 to {} devices", n, int(kMostDevices));
   in_this_process = n;
-  said = true;
+  explicitly_set = true;
 }
 int devices(SourceLocation at) {
   CallSite here(at);
   if (in_this_process == 0) {
     int unset = 0;
-    auto asked = env_integer("HALIAX_DEVICES", 1, kMostDevices, context().origin.at);
-    if (asked) said = true;
-    in_this_process.compare_exchange_strong(unset, int(asked.value_or(peers() ? 1 : 8)));
+    auto requested = env_integer("HALIAX_DEVICES", 1, kMostDevices, context().origin.at);
+    if (requested) explicitly_set = true;
+    in_this_process.compare_exchange_strong(unset, int(requested.value_or(peers() ? 1 : 8)));
   }
   return in_this_process * rank_count();
 }
 bool has_requested(int n) {
   const bool enough = devices() >= n;  // also reads the environment
-  return said && enough;
+  return explicitly_set && enough;
 }
 
 int this_rank() {

@@ -17,10 +17,10 @@ namespace {
 // its parent (a build folder), and the installation folder.
 std::vector<std::string> folders() {
   std::vector<std::string> out;
-  std::string asked = std::getenv("HALIAX_PLUGINS") ? std::getenv("HALIAX_PLUGINS") : "";
-  for (std::size_t from = 0; from < asked.size();) {
-    auto end = std::min(asked.find(':', from), asked.size());
-    if (end > from) out.push_back(asked.substr(from, end - from));
+  std::string requested = std::getenv("HALIAX_PLUGINS") ? std::getenv("HALIAX_PLUGINS") : "";
+  for (std::size_t from = 0; from < requested.size();) {
+    auto end = std::min(requested.find(':', from), requested.size());
+    if (end > from) out.push_back(requested.substr(from, end - from));
     from = end + 1;
   }
   std::error_code ignored;
@@ -42,10 +42,10 @@ bool is_file_name(const std::string& name) {
 
 // Returns the name of the missing dependency from an error of dlopen (libNAME.so.1), or the error
 // itself.
-std::string missing(const std::string& said, const std::string& file) {
-  auto colon = said.find(": cannot open shared object file");
-  auto name = said.substr(0, colon);
-  if (colon == said.npos || name == file) return said;
+std::string missing(const std::string& message, const std::string& file) {
+  auto colon = message.find(": cannot open shared object file");
+  auto name = message.substr(0, colon);
+  if (colon == message.npos || name == file) return message;
   return fmt::format(
       "it requires {0}, which is not found; add the folder of {0} to the loader's path "
       "(LD_LIBRARY_PATH, ldconfig)",
@@ -57,8 +57,8 @@ const program::Plugin& opened(const char* what, const std::string& name, const s
   };
   auto* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
-    auto* said = dlerror();
-    refuse(missing(said ? said : "", file));
+    auto* message = dlerror();
+    refuse(missing(message ? message : "", file));
   }
   auto* entry = reinterpret_cast<decltype(&haliax_plugin)>(dlsym(library, "haliax_plugin"));
   if (!entry) refuse("it is not a plugin: it has no function haliax_plugin");

@@ -67,9 +67,9 @@ class RankCommunicator::CollectiveRun {
         case CollectiveKind::exchange:
           return exchange(box_transfers(how_.sends, true), box_transfers(how_.receives, false));
         case CollectiveKind::all_gather:
-          return move({group_.size(), whole(x_, how_.x)}, blocks(out_, how_.out));
+          return move({group_.size(), full(x_, how_.x)}, blocks(out_, how_.out));
         case CollectiveKind::reduce_scatter:
-          return reduce(blocks(x_, how_.x), whole(out_, how_.out), nullptr);
+          return reduce(blocks(x_, how_.x), full(out_, how_.out), nullptr);
         case CollectiveKind::all_reduce: {
           auto parts = stretches(out_, how_.out);
           return reduce(stretches(x_, how_.x), parts[mine_], &parts);
@@ -87,7 +87,7 @@ class RankCommunicator::CollectiveRun {
   using PeerPatches = std::vector<Patches>;  // by index in the group
 
   // ---- the patches for each device ----
-  static Patches whole(const std::vector<void*>& at, const std::vector<program::Operand>& of) {
+  static Patches full(const std::vector<void*>& at, const std::vector<program::Operand>& of) {
     Patches all;
     for (std::size_t k = 0; k < at.size(); ++k) all.push_back(full_patch(at[k], of[k]));
     return all;
@@ -106,7 +106,7 @@ class RankCommunicator::CollectiveRun {
                         const std::vector<program::Operand>& of) const {
     PeerPatches peer_patches(group_.size());
     for (std::size_t g = 0; g < group_.size(); ++g)
-      for (auto& p : whole(at, of)) peer_patches[g].push_back(share_of(p, group_.size(), g));
+      for (auto& p : full(at, of)) peer_patches[g].push_back(share_of(p, group_.size(), g));
     return peer_patches;
   }
   PeerPatches box_transfers(const std::vector<program::BoxTransfer>& all, bool sends) const {

@@ -347,11 +347,11 @@ int started_together() {
 }
 Peers* opened() {
   const char* text = std::getenv("HALIAX_RANKS");
-  const std::string asked = text ? text : "";
-  if (asked != "" && asked != "mpi" && asked != "none")
-    fail_env("HALIAX_RANKS", asked, "mpi or none", context().origin.at);
+  const std::string requested = text ? text : "";
+  if (requested != "" && requested != "mpi" && requested != "none")
+    fail_env("HALIAX_RANKS", requested, "mpi or none", context().origin.at);
   int n = started_together();
-  if (asked == "none" || (asked.empty() && n < 2)) return nullptr;
+  if (requested == "none" || (requested.empty() && n < 2)) return nullptr;
   auto* found = plugin("ranks", "mpi");
   if (!found || !found->ranks) {
     auto why = n > 1 ? fmt::format("this process is one of {} that were started together", n)

@@ -36,15 +36,15 @@ Part intersection(const Part& a, const Part& b) {
 
 DeviceBlock::DeviceBlock(const Axes& axes, DType dtype, const Sharding& s, const Mesh& mesh,
                          int device) {
-  const auto whole = sizes_of(axes);
+  const auto full = sizes_of(axes);
   auto [start, sizes] = part_on(axes, s, mesh, device);
   in_full_array.dims = sizes;
   in_full_array.width = bytes_of(dtype);
-  in_full_array.from_strides = program::row_major(whole);
+  in_full_array.from_strides = program::row_major(full);
   std::int64_t outer = 1;  // number of positions along the previous dims
-  for (std::size_t d = 0; d < whole.size(); ++d) {
+  for (std::size_t d = 0; d < full.size(); ++d) {
     offset += start[d] * in_full_array.from_strides[d] * in_full_array.width;
-    in_one_piece &= outer == 1 || sizes[d] == whole[d];
+    in_one_piece &= outer == 1 || sizes[d] == full[d];
     outer *= sizes[d];
   }
 }
@@ -68,7 +68,7 @@ class SharedRead {
   void run(const std::function<void(int, const std::byte*)>& put) {
     Peers::JointCall call(ranks_, "the read of an array " + to_string(s_.axes) +
                                       " that is distributed over all ranks");
-    auto kept = std::make_unique<Kept>(), sent = std::make_unique<Kept>();
+    auto received = std::make_unique<HostBlocks>(), sent = std::make_unique<HostBlocks>();
     std::vector<Peers::Transfer> sends;
     try {
       for (auto& [owner, ranks] : holders_) {
@@ -85,19 +85,19 @@ class SharedRead {
         const auto bytes = bytes_of_block(owner);
         // clang 14 cannot capture structured bindings in a lambda
         const Peers::Endpoint from_rank{owner / each_};
-        kept->push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(bytes)));
+        received->push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(bytes)));
         std::vector<Peers::Transfer> receives;
         move(bytes, [&](auto from, auto n) {
           receives.push_back(ranks_.receive(from_rank, Peers::kItself, call.number(),
-                                            kept->back().get() + from, n));
+                                            received->back().get() + from, n));
         });
         ranks_.wait(receives);
-        put(owner, kept->back().get());
-        kept->clear();
+        put(owner, received->back().get());
+        received->clear();
       }
       ranks_.wait(sends);
     } catch (const std::exception& e) {
-      (void)kept.release();  // the transport may still write there
+      (void)received.release();  // the transport may still write there
       (void)sent.release();
       new std::vector<BufferPtr>(s_.blocks);  // and read there
       ranks_.fail(e.what());
@@ -106,10 +106,10 @@ class SharedRead {
   }
 
  private:
-  using Kept = std::vector<std::unique_ptr<std::byte[]>>;
+  using HostBlocks = std::vector<std::unique_ptr<std::byte[]>>;
   // Returns the block in host memory, or a copy of it in `copies`. A copy is not attached to the
   // Buffer, since the full array is about to be assembled.
-  static const std::byte* on_host(const Buffer& b, Kept& copies) {
+  static const std::byte* on_host(const Buffer& b, HostBlocks& copies) {
     if (b.on_host()) return b.data();
     copies.push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(b.bytes())));
     read(b, {{b.bytes()}, 1, copies.back().get(), {1}, nullptr, {1}});
@@ -142,11 +142,11 @@ std::unique_ptr<Shards> shards(const Mesh& mesh, const Sharding& at, const Axes&
   s->blocks = std::move(blocks);
   return s;
 }
-void Shards::write(std::byte* whole) const {
+void Shards::write(std::byte* to) const {
   auto put = [&](int device, const auto& copy) {
     DeviceBlock b(axes, dtype, at, mesh, device);
     auto box = b.in_full_array;
-    box.to = whole + b.offset;
+    box.to = to + b.offset;
     box.to_strides = std::move(box.from_strides);
     copy(std::move(box));
   };

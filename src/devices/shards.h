@@ -40,7 +40,7 @@ struct Shards final : DeviceStorage {
   DType dtype = DType::f32;
   int first = 0;                  // first device of this process
   std::vector<BufferPtr> blocks;  // one per device of this process
-  void write(std::byte* whole) const override;
+  void write(std::byte* to) const override;
 };
 
 std::unique_ptr<Shards> shards(const Mesh&, const Sharding&, const Axes&, DType, int first,

@@ -11,11 +11,11 @@ namespace {
 constinit std::atomic<std::uint32_t> last{0}, of_parent{0};
 thread_local std::uint32_t mine = 0, before_fork = 0;
 
-const bool turn_forks = at_fork({kForkRest, nullptr, nullptr, [] {
-                                   of_parent = last.load();
-                                   before_fork = mine;
-                                   mine = ++last;
-                                 }});
+const bool trace_lock_forks = at_fork({kForkRest, nullptr, nullptr, [] {
+                                         of_parent = last.load();
+                                         before_fork = mine;
+                                         mine = ++last;
+                                       }});
 
 }  // namespace
 

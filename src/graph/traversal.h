@@ -60,13 +60,14 @@ class Numbering {
 };
 
 // Calls visit(n, todo) once for each node. The call appends the next nodes to `todo`. Nodes that
-// `want` rejects are skipped.
-template <class Want, class Visit> void traverse(Nodes todo, const Want& want, const Visit& visit) {
+// `filter` rejects are skipped.
+template <class Filter, class Visit>
+void traverse(Nodes todo, const Filter& filter, const Visit& visit) {
   Numbering seen;
   while (!todo.empty()) {
     auto n = std::move(todo.back());
     todo.pop_back();
-    if (n && want(*n) && seen(n.get()).is_new) visit(n, todo);
+    if (n && filter(*n) && seen(n.get()).is_new) visit(n, todo);
   }
 }
 template <class Visit> void traverse(Nodes todo, const Visit& visit) {

@@ -18,7 +18,7 @@ static bool in_identifier(char c) {
 // Reduces each name to the last identifier that the compiler spelled:
 //   g++    "... {(& haliax::reflect::fake<Linear>.value.Linear::bias)}]"
 //   clang  "... {&fake.value.bias}]"
-void cut_spelled(std::string_view* names, std::size_t count) {
+void trim_spelled(std::string_view* names, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     std::string_view s = names[i];
     std::size_t end = s.rfind(")}");
@@ -30,7 +30,7 @@ void cut_spelled(std::string_view* names, std::size_t count) {
   }
 }
 
-void cut_listed(std::string_view* names, std::size_t count, std::string_view text) {
+void split_listed(std::string_view* names, std::size_t count, std::string_view text) {
   for (std::size_t i = 0; i < count; ++i) {
     while (!text.empty() && !in_identifier(text.front())) text.remove_prefix(1);
     std::size_t end = 0;
@@ -172,7 +172,7 @@ void detail::note_fields(const Walk& w) {
 // ---- parts of trees ----
 namespace detail {
 
-void check_alike(const char* op, const Walk& a, const Walk& b, SourceLocation at) {
+void check_same_structure(const char* op, const Walk& a, const Walk& b, SourceLocation at) {
   CallSite here(at);
   auto lacks = [](const Walk& from, const Walk& in) {
     auto missing = std::find_if(from.paths.begin(), from.paths.end(), [&](auto& p) {

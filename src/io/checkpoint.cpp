@@ -41,12 +41,12 @@ class FolderLock {
     descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (descriptor_ < 0) cannot(path, "opened", {errno, std::generic_category()});
     if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-      char who[128] = {};
-      auto n = ::pread(descriptor_, who, sizeof who - 1, 0);
+      char holder[128] = {};
+      auto n = ::pread(descriptor_, holder, sizeof holder - 1, 0);
       ::close(descriptor_);
       throw Error(fmt::format(
           "[{0}] another job ({2}) is writing to {1}; wait for it, or use another folder", kOp,
-          folder, n > 0 ? printable(who) : "unknown"));
+          folder, n > 0 ? printable(holder) : "unknown"));
     }
     char host[64] = {};
     ::gethostname(host, sizeof host - 1);

@@ -91,7 +91,7 @@ SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
     b.checksums.push_back(sum_in(left.substr(0, kSumDigits)));
   return b;
 }
-SavedArray array_in(const Json& j, const Manifest& m, Complete whole_arrays) {
+SavedArray array_in(const Json& j, const Manifest& m, Complete complete) {
   SavedArray a;
   a.name = j.at("name");
   a.dtype = dtype_of(j.at("dtype").get<std::string>());
@@ -99,23 +99,23 @@ SavedArray array_in(const Json& j, const Manifest& m, Complete whole_arrays) {
     a.axes.push_back({axis.at(0).get<std::string>(), axis.at(1).get<std::int64_t>()});
   a.shape = j.at("shape").get<std::vector<std::int64_t>>(),
   a.layers = j.at("layers").get<std::int64_t>();
-  auto whole = a.shape;
-  if (a.layers >= 0) whole.insert(whole.begin(), a.layers);
+  auto full_shape = a.shape;
+  if (a.layers >= 0) full_shape.insert(full_shape.begin(), a.layers);
   if (a.layers >= 0 && (a.axes.empty() || a.axes[0].size != a.layers))
     throw CorruptCheckpoint(a.name + " has a layer count that does not match its axes");
   const auto bytes = bytes_of_shape(sizes_of(a.axes), a.dtype);
-  if (!bytes || bytes != bytes_of_shape(whole, a.dtype))
+  if (!bytes || bytes != bytes_of_shape(full_shape, a.dtype))
     throw CorruptCheckpoint(a.name + " has a shape that does not match its axes");
   std::int64_t there = 0;
   for (auto& block : j.at("blocks")) {
     a.blocks.push_back(block_in(block, a, m));
     there += a.blocks.back().part.size();
   }
-  if (whole_arrays == Complete::yes && there != axis_size(a.axes))
+  if (complete == Complete::yes && there != axis_size(a.axes))
     throw CorruptCheckpoint(a.name + " has missing or duplicate blocks");
   return a;
 }
-Manifest manifest_of(const Json& j, Complete whole) {
+Manifest manifest_of(const Json& j, Complete complete) {
   Manifest m;
   if (j.at("format") != kFormatName)
     throw CorruptCheckpoint("has an unknown format: " +
@@ -133,7 +133,7 @@ Manifest manifest_of(const Json& j, Complete whole) {
       throw CorruptCheckpoint("has an invalid file entry");
     m.files.push_back(std::move(file));
   }
-  for (auto& a : j.at("arrays")) m.arrays.push_back(array_in(a, m, whole));
+  for (auto& a : j.at("arrays")) m.arrays.push_back(array_in(a, m, complete));
   return m;
 }
 
@@ -149,20 +149,20 @@ SavedArray saved_array(const StateEntry& e) {
   return {e.path, e.array->dtype(), e.array->axes(), e.shape, e.layers};
 }
 std::vector<TensorHead> tensors_of(const SavedArray& a, const Part& part) {
-  std::string cut;
+  std::string slices;
   for (std::size_t d = a.layers < 0 ? 0 : 1; d < a.axes.size(); ++d)
     if (auto from = part.start[d], size = part.sizes[d]; size != a.axes[d].size)
-      cut += fmt::format("{}{}={}:{}", cut.empty() ? "" : ",", a.axes[d].name.text(), from,
-                         from + size);
+      slices += fmt::format("{}{}={}:{}", slices.empty() ? "" : ",", a.axes[d].name.text(), from,
+                            from + size);
   std::vector<TensorHead> out;
-  if (a.layers < 0 && cut.empty()) return {{a.name, a.dtype, a.shape}};
-  if (a.layers < 0) return {{a.name + "[" + cut + "]", a.dtype, part.sizes}};
+  if (a.layers < 0 && slices.empty()) return {{a.name, a.dtype, a.shape}};
+  if (a.layers < 0) return {{a.name + "[" + slices + "]", a.dtype, part.sizes}};
   const auto first = part.start[0], end = first + part.sizes[0];
   const auto of_one =
-      cut.empty() ? a.shape : program::Dims(part.sizes.begin() + 1, part.sizes.end());
+      slices.empty() ? a.shape : program::Dims(part.sizes.begin() + 1, part.sizes.end());
   for (auto layer = first; layer < end; ++layer)
-    out.push_back(
-        {name_of_layer(a.name, layer) + (cut.empty() ? "" : "[" + cut + "]"), a.dtype, of_one});
+    out.push_back({name_of_layer(a.name, layer) + (slices.empty() ? "" : "[" + slices + "]"),
+                   a.dtype, of_one});
   return out;
 }
 
@@ -173,12 +173,12 @@ std::string manifest_text(const Manifest& m) {
     throw Error("[Checkpoints] a name is not UTF-8");
   }
 }
-Manifest parse_manifest(const std::string& text, Complete whole) {
+Manifest parse_manifest(const std::string& text, Complete complete) {
   try {
     auto root = Json::parse(text);
     if (signed_text(root.at("checkpoint")) != text)
       throw CorruptCheckpoint("is corrupt (checksum mismatch)");
-    return manifest_of(root.at("checkpoint"), whole);
+    return manifest_of(root.at("checkpoint"), complete);
   } catch (const Json::exception&) {
     throw CorruptCheckpoint("is malformed");
   } catch (const Error& e) {  // an invalid dtype or axis

@@ -113,7 +113,7 @@ struct Restored {
 Restored attempt(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries,
                  const ProcessGroup& group) {
   Restored out;
-  auto said = on_all_processes(group, [&]() -> std::string {
+  auto errors = on_all_processes(group, [&]() -> std::string {
     try {
       out.bytes_read = read_state(path, step, entries, group, out.arrays, out.numbers);
       return "";
@@ -121,9 +121,9 @@ Restored attempt(const std::string& path, std::int64_t step, const std::vector<S
       return e.what();
     }
   });
-  for (std::size_t r = 0; r < said.size() && out.damage.empty(); ++r)
-    if (!said[r].empty())
-      out.damage = group.count == 1 ? said[r] : fmt::format("process {}: {}", r, said[r]);
+  for (std::size_t r = 0; r < errors.size() && out.damage.empty(); ++r)
+    if (!errors[r].empty())
+      out.damage = group.count == 1 ? errors[r] : fmt::format("process {}: {}", r, errors[r]);
   return out;
 }
 
@@ -240,10 +240,10 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
       const auto head = safetensors_head(heads, {{"format", "pt"}});
       file.write(std::as_bytes(std::span(head)));
       for (auto* a : order) {
-        Buffer whole(a->bytes());
-        const ArrayByParts::PartToFill all{full_part(a->axes), whole.data()};
+        Buffer full(a->bytes());
+        const ArrayByParts::PartToFill all{full_part(a->axes), full.data()};
         for (auto& block : a->blocks) reader.read(*a, block, {&all, 1});
-        file.write({whole.data(), std::size_t(a->bytes())});
+        file.write({full.data(), std::size_t(a->bytes())});
       }
       file.sync_and_close();
       if (std::rename(unfinished.c_str(), path.c_str()) != 0)

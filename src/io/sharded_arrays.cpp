@@ -68,7 +68,7 @@ ArrayByParts::ArrayByParts(Axes axes, DType dtype, std::shared_ptr<const Placeme
   if (placed_) at_ = sharding_for(axes_, placed_->mapping, placed_->mesh, "the array");
   // with one process, a replicated array is copied to the devices on first use
   if (!placed_ || (at_.is_replicated() && group.count == 1)) {
-    whole_ = fresh(full_part(axes_));
+    full_ = fresh(full_part(axes_));
     return;
   }
   std::vector<std::pair<Part, BufferPtr>> created;
@@ -89,7 +89,7 @@ ArrayByParts::ArrayByParts(Axes axes, DType dtype, std::shared_ptr<const Placeme
 }
 NamedArray ArrayByParts::finish() {
   for (auto& s : same_) std::memcpy(s.to->data(), s.from->data(), std::size_t(s.from->bytes()));
-  auto value = std::move(whole_);
+  auto value = std::move(full_);
   if (!value) {
     auto blocks = shards(placed_->mesh, at_, axes_, dtype_, first_, std::move(blocks_));
     value = std::make_shared<Buffer>(axis_size(axes_) * bytes_of(dtype_), std::move(blocks));

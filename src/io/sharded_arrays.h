@@ -43,7 +43,7 @@ class ArrayByParts {
   DType dtype_;
   std::shared_ptr<const Placement> placed_;
   Sharding at_;
-  BufferPtr whole_;                // null if the array has blocks
+  BufferPtr full_;                 // null if the array has blocks
   int first_ = 0;                  // first device of this process
   std::vector<BufferPtr> blocks_;  // one per device of this process
   std::vector<PartToFill> parts_to_fill_;

@@ -129,9 +129,9 @@ std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
 NamedArray joined(const StateEntry& e, const std::vector<const Tensor*>& tensors) {
   auto dtype = e.array->dtype();
   auto axes = e.array->axes();
-  bool alike = std::all_of(tensors.begin(), tensors.end(),
-                           [&](auto* t) { return t && t->dtype == tensors[0]->dtype; });
-  if (alike && !tensors.empty()) {
+  bool same_dtype = std::all_of(tensors.begin(), tensors.end(),
+                                [&](auto* t) { return t && t->dtype == tensors[0]->dtype; });
+  if (same_dtype && !tensors.empty()) {
     std::vector<std::byte> bytes;
     for (auto* t : tensors) bytes.insert(bytes.end(), t->data.begin(), t->data.end());
     auto loaded = from_bytes(bytes, tensors[0]->dtype, axes);

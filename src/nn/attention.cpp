@@ -15,13 +15,13 @@ NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, co
 }
 
 std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
-  auto whole = std::int64_t(std::bit_floor(std::uint64_t(heads)));
+  auto power_of_two = std::int64_t(std::bit_floor(std::uint64_t(heads)));
   std::vector<double> slopes;
-  for (std::int64_t i = 1; i <= whole; ++i)
-    slopes.push_back(std::exp2(-bias_max * double(i) / double(whole)));
+  for (std::int64_t i = 1; i <= power_of_two; ++i)
+    slopes.push_back(std::exp2(-bias_max * double(i) / double(power_of_two)));
   // Every second slope of the next power of two.
   for (std::int64_t i = 1; std::int64_t(slopes.size()) < heads; i += 2)
-    slopes.push_back(std::exp2(-bias_max * double(i) / double(2 * whole)));
+    slopes.push_back(std::exp2(-bias_max * double(i) / double(2 * power_of_two)));
   return slopes;
 }
 
@@ -42,8 +42,8 @@ NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_p
   if (mask_prob == 0) return ones(KPos, DType::boolean);
   auto first = arange(KPos) == 0;
   if (!sample_prob) return random::bernoulli(key, KPos, 1 - mask_prob) | first;
-  auto [kept, drawn] = random::split<2>(key);
-  return random::bernoulli(kept, KPos, 1. - random::uniform(drawn, {}, 0., mask_prob)) | first;
+  auto [mask_key, drawn] = random::split<2>(key);
+  return random::bernoulli(mask_key, KPos, 1. - random::uniform(drawn, {}, 0., mask_prob)) | first;
 }
 
 NamedArray zigzag(const Axis& Pos, int devices, SourceLocation at) {

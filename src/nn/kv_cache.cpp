@@ -25,8 +25,9 @@ void check_lengths(const NamedArray& lengths) {
 NamedArray counted(const NamedArray& count, const Axis& Next, const Axes& texts) {
   const auto dtype = count.dtype();
   const auto number = known(count);  // a C++ integer that was converted to a NamedArray is f32
-  bool whole = is_integer(dtype) || (number && is_float(dtype) && *number == std::floor(*number));
-  if (!whole)
+  bool integral =
+      is_integer(dtype) || (number && is_float(dtype) && *number == std::floor(*number));
+  if (!integral)
     fail(kCache, "count: expected an integer, the number of valid positions of {1}, got {0}", dtype,
          Next);
   if (number && (*number < 0 || *number > double(Next.size)))

@@ -318,18 +318,19 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
                ? loss(a)
                : chunked_reduce(Vocab, {.chunk = o.vocab_chunk, .form = o.chunks.form}, loss)(a);
   };
-  auto [walked, chunks] = live_first.chunks_of(o, p.tokens);
+  auto [chunked_axes, chunks] = live_first.chunks_of(o, p.tokens);
   auto inputs = live_first.ordered(arrays, tokens.live);
   Result r;
   if (auto chunk = live_first.large_chunk(p, arrays)) {
     chunks.chunk = chunk;
     inputs.here = live_first.filling(chunk, tokens.live);
-    r = chunked_reduce(walked, chunks, tiled)(inputs);
+    r = chunked_reduce(chunked_axes, chunks, tiled)(inputs);
     chunks.chunk = live_first.small_chunk;
     inputs.here = ~inputs.here;
-    r = r + chunked_reduce(walked, chunks, tiled)(inputs);
+    r = r + chunked_reduce(chunked_axes, chunks, tiled)(inputs);
   } else {
-    r = walked.items().empty() ? tiled(inputs) : chunked_reduce(walked, chunks, tiled)(inputs);
+    r = chunked_axes.items().empty() ? tiled(inputs)
+                                     : chunked_reduce(chunked_axes, chunks, tiled)(inputs);
   }
   if (!r.losses.empty()) r.losses = live_first.put_back(r.losses, inputs.order);
 

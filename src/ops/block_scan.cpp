@@ -70,15 +70,15 @@ std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked)
               .reads = joined({keys}, tables_of(picked)),
               .value = 1,
               .positions = fresh_hidden(a)};
-  const Axis Kept(t.positions, k);
+  const Axis TopK(t.positions, k);
   // Returns the axes with the k positions in place of `a`.
-  auto kept = [&, a = a](const Axes& axes) {
-    return haliax::joined(replaced(axes, a, {}), {Kept});
+  auto with_top_k = [&, a = a](const Axes& axes) {
+    return haliax::joined(replaced(axes, a, {}), {TopK});
   };
   auto far = extreme(n->dtype, true), last_key = extreme(d, true);
-  const Axes all = kept(n->axes), rows(all.begin(), all.end() - 1);
+  const Axes all = with_top_k(n->axes), rows(all.begin(), all.end() - 1);
   t.start = {fit(last_key, all), fit(far, all)};
-  for (auto& p : picked) t.start.push_back(filled(0, p->dtype, kept(p->axes)));
+  for (auto& p : picked) t.start.push_back(filled(0, p->dtype, with_top_k(p->axes)));
   t.next = [=, a = a, k = k](const Nodes& known, const Nodes& blocks, const Block& block, bool) {
     auto &old_keys = known[0], &old_at = known[1];
     auto chunk = is_float(d) ? select(is_nan(blocks[0]), last_key, blocks[0]) : blocks[0];
@@ -97,7 +97,7 @@ std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked)
       auto least = min(least_of(in_chunk, chunk, last_key), least_of(in_old, old_keys, last_key));
       auto where = min(least_of(both(in_chunk, equal(chunk, least)), at, far),
                        least_of(both(in_old, equal(old_keys, least)), old_at, far));
-      auto mine = equal(iota(Kept, DType::i32), integer(i, DType::i32));
+      auto mine = equal(iota(TopK, DType::i32), integer(i, DType::i32));
       auto put = [&](const NodePtr& value, NodePtr& to) { to = select(mine, value, to, to->axes); };
       put(least, out[0]);
       put(where, out[1]);

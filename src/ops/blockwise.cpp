@@ -121,17 +121,17 @@ Axes with_name(Axes axes, Name from, Name to) {
 }
 // Returns the positions that a slice of this axis reads, moved so that the slice fits. Null for a
 // slice at the index of a loop, whose iterations read the full axis.
-NodePtr positions_of(const Node& n, const Axis& whole, Name called) {
+NodePtr positions_of(const Node& n, const Axis& full, Name called) {
   auto c = SliceAttr::of(n);
   auto start = n.in.size() > 1 ? n.in[1] : nullptr;
   if (start && start->op == &kIndex) return nullptr;
-  const auto d = position_dtype(whole.size);
+  const auto d = position_dtype(full.size);
   auto ids = integer(c.start, d);
   if (!c.drop) ids = add(mul(iota(Axis(called, c.size), d), integer(c.step, d)), ids);
   if (!start) return ids;
   auto at = [&](std::int64_t i) { return integer(i, start->dtype); };
   return add(
-      ids, cast(max(min(start, at(whole.size - c.start - ((c.size - 1) * c.step + 1))), at(0)), d));
+      ids, cast(max(min(start, at(full.size - c.start - ((c.size - 1) * c.step + 1))), at(0)), d));
 }
 // Returns a slice of one position, or one with a dynamic start, as a gather: the devices that store
 // the positions provide them.
@@ -167,16 +167,16 @@ std::optional<Progression> run_of(const NodePtr& ids, int depth = 0) {
   if (a->step || b->step) return {};
   return Progression{most ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
 }
-// Returns the slice of the axis `whole` that the ids select; none if the ids are not constant or
+// Returns the slice of the axis `full` that the ids select; none if the ids are not constant or
 // are out of range.
-std::optional<SliceAttr> picked_run(const NodePtr& ids, const Axis& whole) {
-  auto* a = find(*ids, whole.name);
+std::optional<SliceAttr> picked_run(const NodePtr& ids, const Axis& full) {
+  auto* a = find(*ids, full.name);
   if (!a || ids->axes.size() != 1 || a->size == 0) return {};
   auto run = run_of(ids);
   if (!run || run->step < 1 || run->start < 0 ||
-      run->start + (a->size - 1) * run->step >= whole.size)
+      run->start + (a->size - 1) * run->step >= full.size)
     return {};
-  return SliceAttr{whole.name, run->start, a->size, run->step};
+  return SliceAttr{full.name, run->start, a->size, run->step};
 }
 std::int64_t where_on(const Node& n, Name axis) {
   auto& axes = indexed_axes(n);
@@ -185,24 +185,24 @@ std::int64_t where_on(const Node& n, Name axis) {
 
 // Returns true if x may be sharded along this axis. Values that are computed from positions alone
 // are not sharded.
-bool may_be_cut(const NodePtr& x, Name axis, int depth = 0) {
+bool may_be_sharded(const NodePtr& x, Name axis, int depth = 0) {
   if (!has(x->axes, axis) || is_generated(x)) return false;
   if (depth == far || x->op->kind == Kind::leaf || x->op->kind == Kind::result) return true;
   for (std::size_t k = 0; k < x->in.size(); ++k)
-    if (x->in[k] && may_be_cut(x->in[k], name_in_operand(*x, k, axis), depth + 1)) return true;
+    if (x->in[k] && may_be_sharded(x->in[k], name_in_operand(*x, k, axis), depth + 1)) return true;
   return false;
 }
 // Renames the axis of the ids. The table then keeps the name of its axis, and the ids pick from
 // blocks of it. Null if the result is not smaller than the table and the ids are not sharded: then
 // it is cheaper to reshard the table to another axis.
 NodePtr with_renamed_ids(const NodePtr& n, Name axis) {
-  bool cut =
-      std::any_of(n->in.begin() + 1, n->in.end(), [&](auto& ids) { return may_be_cut(ids, axis); });
-  if (!cut && n->bytes() >= n->in[0]->bytes()) return nullptr;
+  bool sharded = std::any_of(n->in.begin() + 1, n->in.end(),
+                             [&](auto& ids) { return may_be_sharded(ids, axis); });
+  if (!sharded && n->bytes() >= n->in[0]->bytes()) return nullptr;
   auto attr = GatherAttr::of(*n);
-  auto whole = *find(*n->in[0], axis);
+  auto full = *find(*n->in[0], axis);
   auto slot = std::size_t(where_on(*n, axis));
-  if (auto c = picked_run(n->in[1 + slot], whole); c && n->in.size() == 2)
+  if (auto c = picked_run(n->in[1 + slot], full); c && n->in.size() == 2)
     return slice(n->in[0], c->axis, c->start, c->size, c->step);
   Name positions = positions_of(axis);
   auto where = picks_of(*n, 1);
@@ -227,10 +227,10 @@ NodePtr scatter_blockwise(const NodePtr& n, Name axis, int) {
   if (runs.size() == where.size() && (sets || adds)) {
     NodePtr there;
     for (auto& c : runs) {
-      auto whole = *find(*base, c.axis);
-      auto in_row = within(iota(whole), c.start, c.start + c.size);
+      auto full = *find(*base, c.axis);
+      auto in_row = within(iota(full), c.start, c.start + c.size);
       there = there ? both(there, in_row) : in_row;
-      updates = place(updates, replaced(updates->axes, c.axis, {whole}), c.axis, c.start, 1, false);
+      updates = place(updates, replaced(updates->axes, c.axis, {full}), c.axis, c.start, 1, false);
     }
     return sets ? select(there, updates, base, n->axes) : add(base, updates);
   }
@@ -290,9 +290,9 @@ NodePtr slice_blockwise(const NodePtr& n, Name axis, int blocks) {
 }
 // Places one position among zeros.
 NodePtr place_blockwise(const NodePtr& n, Name axis, int) {
-  auto whole = *find(*n, axis);
-  auto at = SliceAttr::of(*n).drop ? positions_of(*n, whole, axis) : nullptr;
-  return at ? map(kSelect, {equal(iota(whole, at->dtype), at), n->in[0], number(0, n->dtype)},
+  auto full = *find(*n, axis);
+  auto at = SliceAttr::of(*n).drop ? positions_of(*n, full, axis) : nullptr;
+  return at ? map(kSelect, {equal(iota(full, at->dtype), at), n->in[0], number(0, n->dtype)},
                   n->dtype, &n->axes)
             : nullptr;
 }

@@ -48,23 +48,23 @@ std::string fault_of_exchange(const program::Collective& how, const std::vector<
 std::string fault_of_ring(const CollectiveSpec& w, const std::vector<Axes>& in) {
   if (in.size() != 2 || w.out.size() != 1 || w.along.size() != 1 || w.rank < 0 || w.rank >= w.ranks)
     return "it is not a ring";
-  auto whole = in[1];
+  auto full = in[1];
   auto round =
-      std::find_if(whole.begin(), whole.end(), [&](auto& a) { return a.name == w.along[0]; });
-  if (round == whole.end())
+      std::find_if(full.begin(), full.end(), [&](auto& a) { return a.name == w.along[0]; });
+  if (round == full.end())
     return fmt::format("the block {} lacks axis {}", to_string(in[1]), w.along[0].text());
   round->size *= w.ranks;
   auto fits = [](const Axis& a, const Axes& other) {
     auto* b = find_axis(other, a.name);
     return !b || b->size == a.size;
   };
-  for (auto& a : whole)
+  for (auto& a : full)
     if (!fits(a, in[0]) || !fits(a, w.out[0]) ||
         (!find_axis(in[0], a.name) && !find_axis(w.out[0], a.name)))
       return fmt::format("axis {} of blocks of {} is neither in {} nor in {}", to_string(a),
                          to_string(in[1]), to_string(in[0]), to_string(w.out[0]));
   for (auto& a : w.out[0])
-    if (!fits(a, in[0]) || (!find_axis(in[0], a.name) && !find_axis(whole, a.name)))
+    if (!fits(a, in[0]) || (!find_axis(in[0], a.name) && !find_axis(full, a.name)))
       return fmt::format("no operand has axis {}", to_string(a));
   return fault_of_exchange(w.collective, {in[1]}, {in[1]});
 }
@@ -73,17 +73,17 @@ std::string fault_of_ring(const CollectiveSpec& w, const std::vector<Axes>& in) 
 std::string fault_of_array(const CollectiveSpec& w, std::size_t k, const Axes& x) {
   auto& out = w.out[k];
   const bool joins = w.collective.kind == CollectiveKind::all_gather,
-             cuts = w.collective.kind == CollectiveKind::reduce_scatter;
+             splits = w.collective.kind == CollectiveKind::reduce_scatter;
   auto wrong = [&] { return fmt::format("it produces {} from {}", to_string(out), to_string(x)); };
   if (x.size() != out.size()) return wrong();
-  bool met = !joins && !cuts;
+  bool met = !joins && !splits;
   for (std::size_t d = 0; d < x.size(); ++d) {
     if (x[d].name != out[d].name) return wrong();
-    bool mine = (joins || cuts) && x[d].name == w.along[k];
-    auto whole = mine ? w.collective.size[k] : x[d].size,
-         most = (whole + w.collective.ranks - 1) / w.collective.ranks;
-    if (!mine && out[d].size != whole) return wrong();
-    if (mine && ((joins ? out : x)[d].size != whole || (joins ? x : out)[d].size > most))
+    bool mine = (joins || splits) && x[d].name == w.along[k];
+    auto full = mine ? w.collective.size[k] : x[d].size,
+         most = (full + w.collective.ranks - 1) / w.collective.ranks;
+    if (!mine && out[d].size != full) return wrong();
+    if (mine && ((joins ? out : x)[d].size != full || (joins ? x : out)[d].size > most))
       return wrong();
     met |= mine;
   }

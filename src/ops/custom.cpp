@@ -215,23 +215,23 @@ NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelect
 
 void check(const CustomOp& user) {
   if (!*user.name) fail("custom_op", "an op needs a name");
-  const std::string who = user.name;
-  if (user.cpu.empty()) fail("custom_op", who + " has no kernel");
+  const std::string name = user.name;
+  if (user.cpu.empty()) fail("custom_op", name + " has no kernel");
   auto count = user.cpu[0].dtypes.size();
   std::set<AxisRule> monoids;
   std::copy_if(user.along.begin(), user.along.end(), std::inserter(monoids, monoids.end()), folds);
-  if (monoids.size() > 1) fail("custom_op", who + " reduces by two monoids; use two ops");
+  if (monoids.size() > 1) fail("custom_op", name + " reduces by two monoids; use two ops");
   bool numbers = monoids.contains(AxisRule::reduce_sum) || monoids.contains(AxisRule::reduce_prod);
   for (auto& k : user.cpu) {
     if (k.dtypes.size() != count)
-      fail("custom_op", "kernels of " + who + " have different operand counts");
+      fail("custom_op", "kernels of " + name + " have different operand counts");
     if (numbers && k.dtypes.back() == DType::boolean)
-      fail("custom_op", who + " sums bools; use reduce_max for any, reduce_min for all");
+      fail("custom_op", name + " sums bools; use reduce_max for any, reduce_min for all");
   }
   for (int k : user.linear)
     if (k < 0 || k + 1 >= int(count))
       fail("custom_op",
-           fmt::format("{} is linear in operand {}, but has {} operands", who, k, count - 1));
+           fmt::format("{} is linear in operand {}, but has {} operands", name, k, count - 1));
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ struct Blocked {
         count(n), step((a.size + n - 1) / n) {}
   // (..., axis) -> (..., blocks, axis). The end of the last block is filled with `fill`.
   NodePtr split(const NodePtr& x, const NodePtr& fill) const {
-    auto whole = count * step == size ? x : pad(x, axis, 0, count * step - size, fill);
-    return unflatten(whole, axis, {Axis(blocks, count), Axis(axis, step)});
+    auto padded = count * step == size ? x : pad(x, axis, 0, count * step - size, fill);
+    return unflatten(padded, axis, {Axis(blocks, count), Axis(axis, step)});
   }
   NodePtr joined(const NodePtr& x) const {
     auto inner = find(*x, axis)->size;

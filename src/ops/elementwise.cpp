@@ -115,8 +115,8 @@ Nodes winners_grad(G o, G g) {
 const Op kMaximum = map_op("maximum", Code::max, winners_grad),
          kMinimum = map_op("minimum", Code::min, winners_grad);
 // x = y * q + r with an integer q, whose derivative is 0.
-Nodes remainder_grad(const Op& whole, G o, G g) {
-  return {g, neg(mul(g, map(whole, {div(x(o), y(o))}, o->dtype)))};
+Nodes remainder_grad(const Op& rounding, G o, G g) {
+  return {g, neg(mul(g, map(rounding, {div(x(o), y(o))}, o->dtype)))};
 }
 const Op kRem = map_op("rem", Code::rem, [](G o, G g) { return remainder_grad(kTrunc, o, g); });
 const Op kMod = map_op("mod", Code::mod, [](G o, G g) { return remainder_grad(kFloor, o, g); });

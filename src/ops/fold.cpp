@@ -40,13 +40,13 @@ Nodes prod_grad(G o, G g) {
 // this ratio a plain sum is as fast. Returns null for other sums, and for dtypes in which the terms
 // would be rounded before the sum.
 constexpr std::int64_t kFarMore = 8;
-NodePtr as_contraction(G x, const Axes& kept) {
+NodePtr as_contraction(G x, const Axes& remaining) {
   if (x->op != &kMul || (x->dtype != DType::f32 && x->dtype != DType::f64)) return nullptr;
   auto &a = x->in[0]->axes, &b = x->in[1]->axes;
   auto both = common(a, b);
   const bool larger = x->size() >= kFarMore * (x->in[0]->size() + x->in[1]->size());
-  return larger && without(without(x->axes, kept), both).empty()
-             ? contract(x->in[0], x->in[1], kept)
+  return larger && without(without(x->axes, remaining), both).empty()
+             ? contract(x->in[0], x->in[1], remaining)
              : nullptr;
 }
 
@@ -86,10 +86,10 @@ const Op kContract{
       return Nodes{contract(ga, y, a->axes, a->dtype), contract(gb, x, b->axes, b->dtype)};
     }};
 
-NodePtr reduce(Monoid m, G x, const Axes& kept) {
-  auto folded = without(x->axes, kept);
-  if (folded.empty()) return fit(x, kept);
-  if (auto product = m == Monoid::sum ? as_contraction(x, kept) : nullptr) return product;
+NodePtr reduce(Monoid m, G x, const Axes& remaining) {
+  auto folded = without(x->axes, remaining);
+  if (folded.empty()) return fit(x, remaining);
+  if (auto product = m == Monoid::sum ? as_contraction(x, remaining) : nullptr) return product;
   const Op& op = m == Monoid::sum    ? kSum
                  : m == Monoid::prod ? kProd
                  : m == Monoid::max  ? kMax
@@ -97,11 +97,11 @@ NodePtr reduce(Monoid m, G x, const Axes& kept) {
   auto& from = stripped(x);
   // Number of equal terms, if the sum includes axes along which x is broadcast.
   auto times = axis_size(without(folded, from->axes));
-  if (times == 0 && m == Monoid::sum) return filled(0, x->dtype, kept);
-  if (from == x || (times != 1 && m == Monoid::prod)) return make(op, {x}, kept, x->dtype);
+  if (times == 0 && m == Monoid::sum) return filled(0, x->dtype, remaining);
+  if (from == x || (times != 1 && m == Monoid::prod)) return make(op, {x}, remaining, x->dtype);
   // Reduces the operand of a broadcast, so that the broadcast is never stored.
   auto once = m == Monoid::sum && times != 1 ? scale(from, double(times)) : from;
-  return fit(reduce(m, once, common(kept, from->axes)), kept);
+  return fit(reduce(m, once, common(remaining, from->axes)), remaining);
 }
 const Op& pairwise(Monoid m) {
   return m == Monoid::sum    ? kAdd
@@ -110,30 +110,30 @@ const Op& pairwise(Monoid m) {
                              : kMinimum;
 }
 NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, without(x->axes, over)); }
-NodePtr argreduce(bool largest, G x, const Axes& kept, const Axes& over) {
-  return make(largest ? kArgmax : kArgmin, {x}, kept, position_dtype(axis_size(over)),
+NodePtr argreduce(bool largest, G x, const Axes& remaining, const Axes& over) {
+  return make(largest ? kArgmax : kArgmin, {x}, remaining, position_dtype(axis_size(over)),
               ReduceAttr{names_of(over)}.attr());
 }
 
-NodePtr contract(G a, G b, const Axes& kept) {
-  return contract(a, b, kept, promote(a->dtype, b->dtype));
+NodePtr contract(G a, G b, const Axes& remaining) {
+  return contract(a, b, remaining, promote(a->dtype, b->dtype));
 }
-NodePtr contract(G a, G b, const Axes& kept, DType out) {
+NodePtr contract(G a, G b, const Axes& remaining, DType out) {
   auto x = stripped(a), y = stripped(b);
-  auto whole = joined(a->axes, b->axes), rest = joined(x->axes, y->axes),
-       inner = common(kept, rest);
+  auto full = joined(a->axes, b->axes), rest = joined(x->axes, y->axes),
+       inner = common(remaining, rest);
   // Number of times that a broadcast repeats each term.
-  auto times = axis_size(without(without(whole, kept), rest));
-  if (times == 0) return filled(0, out, kept);
-  if (times != 1) return fit(scale(contract(x, y, inner, out), double(times)), kept);
+  auto times = axis_size(without(without(full, remaining), rest));
+  if (times == 0) return filled(0, out, remaining);
+  if (times != 1) return fit(scale(contract(x, y, inner, out), double(times)), remaining);
   if (without(rest, inner).empty() && out == x->dtype && out == y->dtype)
-    return fit(mul(x, y), kept);
+    return fit(mul(x, y), remaining);
   // A scalar operand is a factor of the sum: only the other operand is summed.
   if (x->axes.empty() || y->axes.empty()) {
     auto &one = x->axes.empty() ? x : y, &other = x->axes.empty() ? y : x;
-    return fit(mul(cast(one, out), reduce(Monoid::sum, cast(other, out), inner)), kept);
+    return fit(mul(cast(one, out), reduce(Monoid::sum, cast(other, out), inner)), remaining);
   }
-  return fit(make(kContract, {x, y}, inner, out), kept);
+  return fit(make(kContract, {x, y}, inner, out), remaining);
 }
 
 NodePtr sum_to(G x, const Axes& axes) {

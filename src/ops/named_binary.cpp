@@ -173,9 +173,9 @@ NamedArray hypot(Arr a, Arr b) {
 NamedArray logaddexp(Arr a, Arr b) {
   auto [here, dtype, x, y] = Call2("logaddexp", a, b, float_of);
   auto axes = broadcast("logaddexp", {x, y});
-  auto apart = prim::sub(x, y);  // NaN for two equal infinities, whose sum is correct
-  auto tail = prim::map(prim::kLog1p, {prim::exp(prim::neg(prim::abs(apart)))}, dtype);
-  auto strange = prim::is_nan(apart);
+  auto difference = prim::sub(x, y);  // NaN for two equal infinities, whose sum is correct
+  auto tail = prim::map(prim::kLog1p, {prim::exp(prim::neg(prim::abs(difference)))}, dtype);
+  auto strange = prim::is_nan(difference);
   auto value = prim::select(strange, prim::add(x, y), prim::add(prim::max(x, y), tail), axes);
   return NamedArray(make(kLogaddexp, {value, x, y}, axes, dtype));
 }

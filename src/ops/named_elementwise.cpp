@@ -83,8 +83,8 @@ NamedArray round(Arr a, int decimals) {
   if (decimals == 0 || !is_float(x->dtype)) return rounding("round", prim::kRound, a);
   auto wide = prim::cast(x, wide_of(x->dtype));
   auto factor = number(std::pow(10.0, decimals), wide->dtype);
-  auto whole = same(prim::kRound, prim::mul(wide, factor));
-  return NamedArray(prim::cast(prim::div(whole, factor), x->dtype));
+  auto rounded = same(prim::kRound, prim::mul(wide, factor));
+  return NamedArray(prim::cast(prim::div(rounded, factor), x->dtype));
 }
 
 NamedArray isfinite(Arr a) { return question("isfinite", prim::kIsFinite, a, true); }
@@ -147,8 +147,8 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
   CallSite here(at);
   auto& axes = spec.axes();
   check_unique("arange", axes);
-  auto whole = [](double v) { return v == std::trunc(v) && std::abs(v) < 9e15; };
-  bool fraction = !whole(options.start) || !whole(options.step);
+  auto is_integral = [](double v) { return v == std::trunc(v) && std::abs(v) < 9e15; };
+  bool fraction = !is_integral(options.start) || !is_integral(options.step);
   const auto size = axis_size(axes);
   double last = options.start + options.step * double(std::max<std::int64_t>(0, size - 1));
   auto fit = [&](DType d) {  // both ends are representable

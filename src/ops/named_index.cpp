@@ -47,8 +47,8 @@ NodePtr clamped(G start, std::int64_t most) {
 }
 // Returns the positions start, start + 1, ... of a window of the axis, moved so that the window
 // fits. Axes: (the axes of `start`, window).
-NodePtr window_ids(G start, const Axis& whole, const Axis& window) {
-  auto first = clamped(start, whole.size - window.size);
+NodePtr window_ids(G start, const Axis& full, const Axis& window) {
+  auto first = clamped(start, full.size - window.size);
   return prim::add(first, prim::iota(window, first->dtype));
 }
 void check_length(const char* op, const Axis& a, std::int64_t length) {
@@ -199,17 +199,17 @@ std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
 Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
   auto picked = [](const AxisIndex& p) { return p.picked(); };
   std::vector<const AxisIndex*> indexed;
-  Axes own, kept;  // axes of index arrays; all other axes
+  Axes own, unindexed;  // axes of index arrays; all other axes
   auto add = [](Axes& to, const Axes& more) { to.insert(to.end(), more.begin(), more.end()); };
   for (auto& p : parts) {
-    add(p.is(By::array) ? own : kept, p.left);
+    add(p.is(By::array) ? own : unindexed, p.left);
     if (p.picked()) indexed.push_back(&p);
   }
-  for (auto& a : common(own, kept))
+  for (auto& a : common(own, unindexed))
     fail(op, fmt::format("axis {} of the index is also an unindexed axis of the array: {}; use "
                          "take to match them",
                          a.name, to_string(visible(*x))));
-  check_unique(op, kept);
+  check_unique(op, unindexed);
   // The axes of the largest index come last, after axes that only the others have. Among indices of
   // equal size, the one given first counts as the larger.
   std::sort(indexed.begin(), indexed.end(), [](auto* a, auto* b) { return a->index < b->index; });
@@ -333,9 +333,9 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& 
   constexpr auto op = "updated_slice";
   auto [here, n] = Call(op, x);
   auto u = node_of(op, update, n->dtype);
-  auto whole = visible(*n), given = visible(*u);
+  auto full = visible(*n), given = visible(*u);
   prim::Where where;
-  Axes part = whole;  // axes of the update after broadcasting
+  Axes part = full;  // axes of the update after broadcasting
   Nodes all{n, u};
   for (auto& [name, value] : start) {
     auto a = axis_of(op, n, name);
@@ -354,19 +354,19 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& 
     } else {
       check_integer(op, s);
     }
-    for (auto& v : without(visible(*s), without(whole, {a})))
+    for (auto& v : without(visible(*s), without(full, {a})))
       fail(op, fmt::format("axis {} of the start is not among the other axes of the array {}",
-                           v.name, to_string(whole)));
-    check_sizes(op, visible(*s), whole);
+                           v.name, to_string(full)));
+    check_sizes(op, visible(*s), full);
     part = replaced(part, a.name, {window});
     where.push_back({a.name, window_ids(s, a, window)});
     all.push_back(where.back().second);
   }
   for (auto& a : without(given, part))
-    fail(op, fmt::format("axis {} of the update is not in the array {}{}", a.name, to_string(whole),
-                         did_you_mean(a.name, whole)));
+    fail(op, fmt::format("axis {} of the update is not in the array {}{}", a.name, to_string(full),
+                         did_you_mean(a.name, full)));
   check_sizes(op, given, part);
-  auto base = prim::fit(n, with_hidden(all, whole));
+  auto base = prim::fit(n, with_hidden(all, full));
   return wrap(prim::scatter(base, prim::fit(u, with_hidden(all, part)), where, Update::set, false));
 }
 

@@ -201,10 +201,10 @@ class Rearrangement {
       if (item.group)
         split(item, a);
       else
-        whole(item, a, left.by_name);
+        single_axis(item, a, left.by_name);
     }
   }
-  void whole(const Item& item, const Axis& a, bool by_name) {
+  void single_axis(const Item& item, const Axis& a, bool by_name) {
     if (auto* b = bindings_.find(item.label)) {
       if (b->size >= 0 && b->size != a.size)
         parser_.error(fmt::format("label {} is bound to size {}, but the axis there is {}",

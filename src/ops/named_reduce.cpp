@@ -16,7 +16,7 @@ struct Reduced {
   CallSite here;
   NodePtr x, mask;
   // Reduced axes; all axes, including the hidden axes of the mask; remaining axes.
-  Axes over, whole, rest;
+  Axes over, full, rest;
   DType narrow, wide;  // dtype of a float result; dtype to compute in
 
   Reduced(const char* name, const Arr& a, const AxisSelection& selection,
@@ -24,13 +24,13 @@ struct Reduced {
       : op(name), here(a.at()), x(node_of(op, a)), over(axes_of(op, x, selection)) {
     Nodes operands{x};
     if (where) operands.push_back(mask = mask_of(op, *where, *x));
-    whole = with_hidden(operands, visible(*x));
-    rest = without(whole, over);
+    full = with_hidden(operands, visible(*x));
+    rest = without(full, over);
     narrow = float_of(x->dtype);
     wide = wide_of(x->dtype);
   }
   NodePtr by(Monoid m, G v) const {
-    return prim::reduce(m, mask ? prim::select(mask, v, prim::identity(m, v->dtype), whole) : v,
+    return prim::reduce(m, mask ? prim::select(mask, v, prim::identity(m, v->dtype), full) : v,
                         rest);
   }
   NodePtr sum(G v) const { return by(Monoid::sum, v); }
@@ -38,7 +38,7 @@ struct Reduced {
   // Returns the number of summed elements: a scalar, or an array if there is a mask.
   NodePtr count(DType d) const {
     if (!mask) return prim::number(double(axis_size(over)), d);
-    auto counted = prim::cast(prim::fit(mask, whole), prim::position_dtype(axis_size(over)));
+    auto counted = prim::cast(prim::fit(mask, full), prim::position_dtype(axis_size(over)));
     return prim::cast(prim::reduce(Monoid::sum, counted, rest), d);
   }
   NodePtr centred(G v) const { return prim::sub(v, prim::div(sum(v), count(wide))); }
@@ -46,7 +46,7 @@ struct Reduced {
   NodePtr variance(int ddof) const {
     auto n = count(wide), from_mean = centred(prim::cast(x, wide)),
          freedom = prim::sub(n, prim::number(ddof, wide));
-    auto v = prim::div(sum(prim::fit(prim::square(from_mean), whole)), freedom);
+    auto v = prim::div(sum(prim::fit(prim::square(from_mean), full)), freedom);
     if (ddof == 0) return v;
     auto none = prim::less_equal(freedom, prim::number(0, wide));
     return prim::fit(prim::select(none, prim::number(NAN, wide), v), rest);
@@ -160,21 +160,21 @@ NamedArray logsumexp(Arr a, const AxisSelection& axis) {
 }
 NamedArray softmax(Arr a, const AxisSelection& axis) {
   Reduced f("softmax", a, axis);
-  auto x = prim::fit(prim::cast(f.x, f.wide), f.whole), e = prim::exp(prim::sub(x, f.greatest(x)));
+  auto x = prim::fit(prim::cast(f.x, f.wide), f.full), e = prim::exp(prim::sub(x, f.greatest(x)));
   auto value = prim::mul(e, prim::reciprocal(f.sum(e)));
-  return f.result(make(kSoftmax, {value, x}, f.whole, f.wide, ReduceAttr{names_of(f.over)}.attr()));
+  return f.result(make(kSoftmax, {value, x}, f.full, f.wide, ReduceAttr{names_of(f.over)}.attr()));
 }
 // Differs from x - logsumexp(x), which cancels all significant digits for values far from zero.
 NamedArray log_softmax(Arr a, const AxisSelection& axis) {
   Reduced f("log_softmax", a, axis);
-  auto x = prim::fit(prim::cast(f.x, f.wide), f.whole), shifted = prim::sub(x, f.greatest(x));
+  auto x = prim::fit(prim::cast(f.x, f.wide), f.full), shifted = prim::sub(x, f.greatest(x));
   return f.result(prim::sub(shifted, prim::log(f.sum(prim::exp(shifted)))));
 }
 NamedArray standardize(Arr a, const AxisSelection& axis, double epsilon) {
   Reduced f("standardize", a, axis);
   auto centred = f.centred(prim::cast(f.x, f.wide));
   auto scale = prim::rsqrt(prim::add(f.variance(0), prim::number(epsilon, f.wide)));
-  return f.result(prim::fit(prim::mul(centred, scale), f.whole));
+  return f.result(prim::fit(prim::mul(centred, scale), f.full));
 }
 
 }  // namespace haliax

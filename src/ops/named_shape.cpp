@@ -70,18 +70,18 @@ NamedArray flattened(const char* op, const Arr& a, const AxisSelection& selectio
 }
 
 // Concatenates arrays with the same visible axes, in the order of the first one and a common dtype.
-NodePtr joined(Nodes parts, const Axes& order, const Axis& whole) {
+NodePtr joined(Nodes parts, const Axes& order, const Axis& full) {
   DType d = parts[0]->dtype;
   for (auto& p : parts) d = promote(d, p->dtype);
   auto lead = hidden(parts);
   for (auto& p : parts) {
-    auto* along = find(*p, whole.name);
+    auto* along = find(*p, full.name);
     Axes axes = lead;
     for (auto& a : order)
-      axes.push_back(a.name == whole.name ? a.resize(along ? along->size : 1) : a);
+      axes.push_back(a.name == full.name ? a.resize(along ? along->size : 1) : a);
     p = prim::fit(prim::cast(p, d), axes);
   }
-  return prim::concat(parts, whole);
+  return prim::concat(parts, full);
 }
 void check_same(const char* op, const Axes& first, const Axes& other, Name but) {
   for (auto& [a, b] : {std::pair(&first, &other), std::pair(&other, &first)})
@@ -107,7 +107,7 @@ struct Square {
     column = prim::iota(b, d);
   }
 };
-NodePtr kept_where(G inside, G x, const Axes& axes) {  // zero elsewhere
+NodePtr zero_outside(G inside, G x, const Axes& axes) {  // zero elsewhere
   return prim::select(inside, x, prim::number(0, x->dtype), axes);
 }
 NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
@@ -115,8 +115,8 @@ NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
   auto [here, x] = Call(op, array);
   Square s(op, "triangle", x, s1, s2, k);
   auto inside = lower ? prim::less_equal(s.column, s.row) : prim::less_equal(s.row, s.column);
-  return wrap(kept_where(inside, x,
-                         with_hidden({x}, joined(without(visible(*x), {s.a, s.b}), {s.a, s.b}))));
+  return wrap(zero_outside(inside, x,
+                           with_hidden({x}, joined(without(visible(*x), {s.a, s.b}), {s.a, s.b}))));
 }
 
 // Rearranges x, after a check that the sizes in `order` are the sizes of x.
@@ -210,8 +210,8 @@ NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays
   CallSite here(at);
   constexpr auto op = "stack";
   if (arrays.empty()) fail(op, "there is nothing to stack");
-  Axis whole(axis.name, std::int64_t(arrays.size()));
-  if (axis.size >= 0 && axis.size != whole.size)
+  Axis full(axis.name, std::int64_t(arrays.size()));
+  if (axis.size >= 0 && axis.size != full.size)
     fail(op, fmt::format("{} arrays do not match the axis {}", arrays.size(),
                          Axis(axis.name, axis.size)));
   Nodes parts;
@@ -219,7 +219,7 @@ NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays
   auto first = visible(*parts[0]);
   check_free(op, axis.name, first);
   for (auto& p : parts) check_same(op, first, visible(*p), {});
-  return wrap(joined(parts, concat_axes({whole}, first), whole));
+  return wrap(joined(parts, concat_axes({full}, first), full));
 }
 NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
                        SourceLocation at) {
@@ -227,17 +227,17 @@ NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& 
   constexpr auto op = "concatenate";
   if (arrays.empty()) fail(op, "there is nothing to concatenate");
   Nodes parts;
-  Axis whole(axis.name, 0);
+  Axis full(axis.name, 0);
   for (auto& a : arrays) {
     parts.push_back(node_of(op, a));
-    whole.size += axis_of(op, parts.back(), axis.name).size;
+    full.size += axis_of(op, parts.back(), axis.name).size;
   }
   auto first = visible(*parts[0]);
   for (auto& p : parts) check_same(op, first, visible(*p), axis.name);
-  if (axis.size >= 0 && axis.size != whole.size)
-    fail(op, fmt::format("the pieces of axis {} add up to {}, not to {}", axis.name, whole.size,
+  if (axis.size >= 0 && axis.size != full.size)
+    fail(op, fmt::format("the pieces of axis {} add up to {}, not to {}", axis.name, full.size,
                          axis.size));
-  return wrap(joined(parts, first, whole));
+  return wrap(joined(parts, first, full));
 }
 
 // ---- repetition and movement along an axis ----
@@ -329,7 +329,7 @@ NamedArray triu(Arr x, const AxisSelector& a, const AxisSelector& b, int k) {
 NamedArray trace(Arr x, const AxisSelector& s1, const AxisSelector& s2, int offset) {
   auto [here, n] = Call("trace", x);
   Square s("trace", "diagonal", n, s1, s2, offset);
-  return sum(wrap(kept_where(prim::equal(s.column, s.row), n, n->axes)), {s.a, s.b});
+  return sum(wrap(zero_outside(prim::equal(s.column, s.row), n, n->axes)), {s.a, s.b});
 }
 
 }  // namespace haliax

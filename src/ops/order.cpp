@@ -37,21 +37,21 @@ void sort_lower(const Node& n, Emit& e) {
 //
 // The formula has no division, so zeros are valid. The recurrence is computed by doubling.
 NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
-  auto whole = *find(*x, axis);
-  auto n = whole.size;
+  auto full = *find(*x, axis);
+  auto n = full.size;
   if (n < 2) return g;
   auto turned = [&](G v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
   auto part = [&](G v, std::int64_t from, std::int64_t to) {
     return slice(v, axis, from, to - from);
   };
-  auto ones = filled(1, x->dtype, replaced(x->axes, axis, {whole.resize(1)}));
-  auto factor = concat({part(turned(x), 1, n), ones}, whole),
-       before = concat({ones, part(turned(y), 0, n - 1)}, whole);
+  auto ones = filled(1, x->dtype, replaced(x->axes, axis, {full.resize(1)}));
+  auto factor = concat({part(turned(x), 1, n), ones}, full),
+       before = concat({ones, part(turned(y), 0, n - 1)}, full);
   auto r = fit(turned(g), x->axes);
   for (std::int64_t d = 1; d < n; d *= 2) {  // after each step, r and factor cover 2d positions
     auto head = part(factor, 0, n - d);
-    r = concat({add(part(r, 0, n - d), mul(head, part(r, d, n))), part(r, n - d, n)}, whole);
-    factor = concat({mul(head, part(factor, d, n)), part(factor, n - d, n)}, whole);
+    r = concat({add(part(r, 0, n - d), mul(head, part(r, d, n))), part(r, n - d, n)}, full);
+    factor = concat({mul(head, part(factor, d, n)), part(factor, n - d, n)}, full);
   }
   return turned(mul(before, r));
 }

@@ -95,15 +95,15 @@ extern const Op kPow, kMaximum, kMinimum, kRem, kMod, kFloorDiv, kLess, kLessEqu
     kNotEqual, kBitAnd, kBitOr;
 
 // ---- reductions and contractions ----
-// Reduces over the axes that are not in `kept`.
-NodePtr reduce(Monoid, const NodePtr&, const Axes& kept);
+// Reduces over the axes that are not in `remaining`.
+NodePtr reduce(Monoid, const NodePtr&, const Axes& remaining);
 // Returns the flat position over `over`, in this order, in position_dtype.
-NodePtr argreduce(bool largest, const NodePtr&, const Axes& kept, const Axes& over);
+NodePtr argreduce(bool largest, const NodePtr&, const Axes& remaining, const Axes& over);
 NodePtr sum(const NodePtr&, const Axes& over);
 const Op& pairwise(Monoid);  // the monoid as a binary op: add, multiply, maximum, minimum
 inline bool combines(const Node& n, Monoid m) { return n.op == &pairwise(m); }
-NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept, DType out);
-NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept);
+NodePtr contract(const NodePtr&, const NodePtr&, const Axes& remaining, DType out);
+NodePtr contract(const NodePtr&, const NodePtr&, const Axes& remaining);
 extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;
 
 // ---- shape ----
@@ -121,14 +121,14 @@ NodePtr slice(const NodePtr&, Name axis, std::int64_t start, std::int64_t size,
 NodePtr slice(const NodePtr&, const SliceAttr&, NodePtr dynamic = {});
 // Returns the slice of x for one iteration of the loop; x itself if it lacks the axis.
 NodePtr slice_at(const NodePtr& x, const NodePtr& index, bool drop);
-// Returns zeros with the axes `whole`, with x at the positions that `slice` with the same arguments
+// Returns zeros with the axes `full`, with x at the positions that `slice` with the same arguments
 // would read.
-NodePtr place(const NodePtr& x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step,
+NodePtr place(const NodePtr& x, const Axes& full, Name axis, std::int64_t start, std::int64_t step,
               bool drop, NodePtr dynamic = {});
 // Merges axes, row-major in the given order, at the position of the first one.
 NodePtr flatten(const NodePtr&, const Names& old, const Axis& flat);
 NodePtr unflatten(const NodePtr&, Name flat, const Axes& parts);
-NodePtr concat(const Nodes&, const Axis& whole);
+NodePtr concat(const Nodes&, const Axis& full);
 NodePtr pad(const NodePtr&, Name axis, std::int64_t before, std::int64_t after,
             const NodePtr& value);
 extern const Op kFit, kRename, kSlice, kPlace, kFlatten, kUnflatten, kConcat;

@@ -22,12 +22,12 @@ Place fit_view(const Node& n, const Place& in, Emit&) {
   return p;
 }
 
-Place place_of_slice(const SliceAttr& c, const Axes& whole, Place p, G dynamic, Emit& e) {
-  auto d = position(whole, c.axis);
+Place place_of_slice(const SliceAttr& c, const Axes& full, Place p, G dynamic, Emit& e) {
+  auto d = position(full, c.axis);
   auto stride = p.strides[d];
   p.offset += c.start * stride;
   if (dynamic) {
-    auto t = e.term(dynamic, stride, whole[d].size - c.start - ((c.size - 1) * c.step + 1));
+    auto t = e.term(dynamic, stride, full[d].size - c.start - ((c.size - 1) * c.step + 1));
     if (t.loop < 0 && t.slot < 0)
       p.offset += t.stride;
     else
@@ -40,8 +40,8 @@ Place place_of_slice(const SliceAttr& c, const Axes& whole, Place p, G dynamic, 
   return p;
 }
 NodePtr dynamic_of(const Node& n) { return n.in.size() > 1 ? n.in[1] : nullptr; }
-Axes sliced_axes(const Axes& whole, const SliceAttr& c) {
-  return replaced(whole, c.axis, c.drop ? Axes{} : Axes{Axis(c.axis, c.size)});
+Axes sliced_axes(const Axes& full, const SliceAttr& c) {
+  return replaced(full, c.axis, c.drop ? Axes{} : Axes{Axis(c.axis, c.size)});
 }
 NodePtr make_sliced(const Op& op, G x, const Axes& axes, const SliceAttr& c, NodePtr dynamic) {
   Nodes in{x};
@@ -156,30 +156,30 @@ void concat_lower(const Node& n, Emit& e) {
 // ---- for the verifier ----
 std::string view_fault(const Node& n) { return fault_of_dtypes(n, 1); }
 // Checks that the part has the selected positions, and that they are positions of the full axes.
-std::string fault_of_part(const Node& n, const Axes& whole, const Axes& part) {
+std::string fault_of_part(const Node& n, const Axes& full, const Axes& part) {
   if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
   auto c = SliceAttr::of(n);
-  auto *all = find_axis(whole, c.axis), *mine = find_axis(part, c.axis);
-  if (!all) return fmt::format("{} is not a slice of {}", part, whole);
+  auto *all = find_axis(full, c.axis), *mine = find_axis(part, c.axis);
+  if (!all) return fmt::format("{} is not a slice of {}", part, full);
   if (c.drop ? mine != nullptr : !mine || mine->size != c.size)
     return fmt::format("the slice has {}, but {} positions are sliced", part, c.size);
   auto first = c.start, last = c.start + (c.size - 1) * c.step;
   bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
   bool never = n.in.size() > 1 && all->size == 0;  // at the index of a loop without iterations
-  return axis_size(part) == 0 || inside || never ? "" : "it reaches outside of " + to_string(whole);
+  return axis_size(part) == 0 || inside || never ? "" : "it reaches outside of " + to_string(full);
 }
 std::string slice_fault(const Node& n) { return fault_of_part(n, n.in[0]->axes, n.axes); }
 std::string place_fault(const Node& n) { return fault_of_part(n, n.axes, n.in[0]->axes); }
 // Checks that the product of the parts, which are axes of one side, is the size of the merged axis
 // of the other side.
-std::string regroup_fault(const Node& n, const Axes& apart, const Axes& together) {
+std::string regroup_fault(const Node& n, const Axes& separate, const Axes& together) {
   if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
   auto [parts, flat] = RegroupAttr::of(n);
-  auto *whole = find_axis(together, flat), *part = whole;
+  auto *full = find_axis(together, flat), *part = full;
   std::int64_t size = 1;
   for (auto p : parts)
-    if (part && (part = find_axis(apart, p))) size *= part->size;
-  return part && size == whole->size ? "" : fault_of_sizes(n);
+    if (part && (part = find_axis(separate, p))) size *= part->size;
+  return part && size == full->size ? "" : fault_of_sizes(n);
 }
 std::string flatten_fault(const Node& n) { return regroup_fault(n, n.in[0]->axes, n.axes); }
 std::string unflatten_fault(const Node& n) { return regroup_fault(n, n.axes, n.in[0]->axes); }
@@ -323,8 +323,8 @@ NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_
   return slice(x, SliceAttr{axis, start, size, step, drop}, std::move(dynamic));
 }
 NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
-  auto whole = find(*x, c.axis)->size;
-  if (!dynamic && c.start == 0 && c.size == whole && c.step == 1 && !c.drop) return x;
+  auto full = find(*x, c.axis)->size;
+  if (!dynamic && c.start == 0 && c.size == full && c.step == 1 && !c.drop) return x;
   auto axes = sliced_axes(x->axes, c);
   // The slice of a broadcast is a broadcast and is never stored.
   if (x->op == &kFit && !find(*x->in[0], c.axis)) return fit(x->in[0], axes);
@@ -341,15 +341,15 @@ NodePtr slice_at(G x, G index, bool drop) {
   }
   return slice(x, axis, 0, loop_index.chunk, 1, drop, index);
 }
-NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop,
+NodePtr place(G x, const Axes& full, Name axis, std::int64_t start, std::int64_t step, bool drop,
               NodePtr dynamic) {
   auto* part = find(*x, axis);
   SliceAttr c{axis, start, drop || !part ? 1 : part->size, step, drop};
   // The other axes of the result are the axes of x: a gradient may have another order, but never
   // other names.
-  auto fitted = sum_to(x, sliced_axes(whole, c));
-  if (is_number(fitted, 0)) return filled(0, x->dtype, whole);
-  return make_sliced(kPlace, fitted, whole, c, std::move(dynamic));
+  auto fitted = sum_to(x, sliced_axes(full, c));
+  if (is_number(fitted, 0)) return filled(0, x->dtype, full);
+  return make_sliced(kPlace, fitted, full, c, std::move(dynamic));
 }
 
 NodePtr flatten(G x, const Names& old, const Axis& flat) {
@@ -372,16 +372,16 @@ NodePtr unflatten(G x, Name flat, const Axes& parts) {
   if (is_number(x)) return fit(stripped(x), axes);
   return make(kUnflatten, {x}, axes, x->dtype, RegroupAttr{names_of(parts), flat}.attr());
 }
-NodePtr concat(const Nodes& xs, const Axis& whole) {
+NodePtr concat(const Nodes& xs, const Axis& full) {
   if (xs.size() == 1) return xs[0];
-  return make(kConcat, xs, replaced(xs[0]->axes, whole.name, {whole}), xs[0]->dtype,
-              AlongAttr{whole.name}.attr());
+  return make(kConcat, xs, replaced(xs[0]->axes, full.name, {full}), xs[0]->dtype,
+              AlongAttr{full.name}.attr());
 }
 NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
   Nodes parts;
   Axes piece = x->axes;
   auto& mine = piece[position(piece, axis)];
-  auto whole = mine.size + before + after;
+  auto full = mine.size + before + after;
   auto fill = [&](std::int64_t n) {
     mine.size = n;
     if (n) parts.push_back(fit(value, piece));
@@ -389,7 +389,7 @@ NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
   fill(before);
   parts.push_back(x);
   fill(after);
-  return concat(parts, {axis, whole});
+  return concat(parts, {axis, full});
 }
 
 const bool shapes_registered =

@@ -80,7 +80,7 @@ std::string ids_fault(const std::vector<program::Indexed>& indexed) {
 std::string flag_fault(DType d) {
   return d == DType::boolean ? "" : fmt::format("its flag is {}", name_of(d));
 }
-std::string alike(const program::View& x, const program::View& out) {
+std::string dtype_fault(const program::View& x, const program::View& out) {
   const bool same = out.slot < 0 || x.dtype == out.dtype;
   return same ? "" : fmt::format("it produces {} from {}", name_of(out.dtype), name_of(x.dtype));
 }
@@ -109,7 +109,7 @@ struct CollectiveCheck {
       return fmt::format("it produces {} arrays from {}", c.out.size(), c.x.size());
     for (std::size_t k = 0; k < c.x.size(); ++k) {
       auto large = c.x[k].dims, small = c.out[k].dims;
-      if (auto wrong = alike(c.x[k].view, c.out[k].view); !wrong.empty()) return wrong;
+      if (auto wrong = dtype_fault(c.x[k].view, c.out[k].view); !wrong.empty()) return wrong;
       if (c.kind == CollectiveKind::all_gather) std::swap(large, small);
       bool fits = large.size() == small.size();
       for (std::size_t d = 0; fits && d < large.size(); ++d) {
@@ -163,11 +163,11 @@ struct CollectiveCheck {
   // Checks that no element is received twice.
   std::string twice() const {
     auto meet = [](const BoxTransfer& a, const BoxTransfer& b) {
-      bool apart =
+      bool disjoint =
           a.array != b.array || program::points(a.dims) == 0 || program::points(b.dims) == 0;
-      for (std::size_t d = 0; d < a.dims.size() && !apart; ++d)
-        apart = a.start[d] + a.dims[d] <= b.start[d] || b.start[d] + b.dims[d] <= a.start[d];
-      return !apart;
+      for (std::size_t d = 0; d < a.dims.size() && !disjoint; ++d)
+        disjoint = a.start[d] + a.dims[d] <= b.start[d] || b.start[d] + b.dims[d] <= a.start[d];
+      return !disjoint;
     };
     for (auto a = c.receives.begin(); a != c.receives.end(); ++a)
       for (auto b = a + 1; b != c.receives.end(); ++b)
@@ -189,11 +189,11 @@ std::string fault_of(const Step& s, const Program& p) {
     case StepKind::scatter:
       return ids_fault(s.scatter.indexed);
     case StepKind::copy:
-      return alike(s.copy.x, s.copy.out);
+      return dtype_fault(s.copy.x, s.copy.out);
     case StepKind::cumulative:
-      return alike(s.cumulative.x, s.cumulative.out);
+      return dtype_fault(s.cumulative.x, s.cumulative.out);
     case StepKind::sort:
-      return alike(s.sort.x, s.sort.out);
+      return dtype_fault(s.sort.x, s.sort.out);
     case StepKind::skip:
       return flag_fault(s.skip.unless.dtype);
     case StepKind::collective:

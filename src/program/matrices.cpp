@@ -89,17 +89,17 @@ bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k) {
 Packing pack(ContractDims& s, MatrixStride stride, MatrixDims ContractDims::*own) {
   Packing p;
   p.used = true;
-  std::vector<MatrixDim*> walked;
+  std::vector<MatrixDim*> packed;
   for (auto* list : {&s.batch, &(s.*own), &s.k})
     for (auto& d : *list)
-      if (d.*stride != 0 && d.n > 1) walked.push_back(&d);
+      if (d.*stride != 0 && d.n > 1) packed.push_back(&d);
   std::int64_t dense = 1;
-  for (std::size_t i = walked.size(); i-- > 0;) {
-    p.dims.insert(p.dims.begin(), walked[i]->n);
-    p.from.insert(p.from.begin(), walked[i]->*stride);
+  for (std::size_t i = packed.size(); i-- > 0;) {
+    p.dims.insert(p.dims.begin(), packed[i]->n);
+    p.from.insert(p.from.begin(), packed[i]->*stride);
     p.to.insert(p.to.begin(), dense);
-    walked[i]->*stride = dense;
-    dense *= walked[i]->n;
+    packed[i]->*stride = dense;
+    dense *= packed[i]->n;
   }
   p.elements = dense;
   return p;
@@ -137,17 +137,17 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k,
   auto unit = [](const MatrixDims& dims) {
     return std::any_of(dims.begin(), dims.end(), [](auto& d) { return d.n > 1 && d.out == 1; });
   };
-  auto whole = dims_of(c);
-  const bool swapped = !unit(whole.n) && unit(whole.m);
+  auto unpacked = dims_of(c);
+  const bool swapped = !unit(unpacked.n) && unit(unpacked.m);
   if (swapped) {
-    swap_operands(whole);
+    swap_operands(unpacked);
     std::swap(must_pack_a, must_pack_b);
   }
 
   for (int packs = 0; packs < 4; ++packs) {  // pack nothing, a, b, both
     const bool a = packs & 1, b = packs & 2;
     if ((must_pack_a && !a) || (must_pack_b && !b)) continue;
-    auto s = whole;
+    auto s = unpacked;
     s.normalize();
     MatrixProducts p;
     p.swapped = swapped;

@@ -39,14 +39,14 @@ std::vector<Reach> reaches(const Step& s, const View& v, int variable, const Tri
 
 std::optional<Stripes> stripes_of(const Step& s, const View& v, int variable, const Trips& trips) {
   if (!touches_only_views(s.kind)) return {};
-  const program::Term* turn = nullptr;
+  const program::Term* term = nullptr;
   for (auto& t : v.terms) {
     if (t.loop != variable) continue;
-    if (turn) return {};
-    turn = &t;
+    if (term) return {};
+    term = &t;
   }
-  if (!turn || turn->stride <= 0 || v.offset < 0) return {};
-  const Stripes all{turn->stride, trips.at(variable)};  // in elements
+  if (!term || term->stride <= 0 || v.offset < 0) return {};
+  const Stripes all{term->stride, trips.at(variable)};  // in elements
   if (v.offset / all.width % all.count != 0) return {};
   auto inside = v.offset % all.width;  // last offset within the stripe
   for (auto& r : reaches(s, v, variable, trips)) {

@@ -33,19 +33,19 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
         at->distinct.insert(x.get());
       }
   }
-  std::string said;
+  std::string reported;
   for (auto& w : regions) {
     auto& c = w.report;
-    bool again = w.contractions > w.distinct.size();
-    if (c.form == "sweep" && again) c.form = "recompute";
+    bool recomputes = w.contractions > w.distinct.size();
+    if (c.form == "sweep" && recomputes) c.form = "recompute";
     const char* why = c.form == "forward" ? "no gradients"
                       : c.form == "sweep"
                           ? "values and gradients in one pass, since no gradient depends on its end"
                           : "chunks are recomputed, since later values depend on the end of a pass";
     report.chunked.push_back(c);
     report.explain +=
-        c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";
-    said = c.why;
+        c.form + " over " + c.axis + ": " + why + (c.why == reported ? "" : "; " + c.why) + "\n";
+    reported = c.why;
   }
   for (auto& line : compiled.untiled_notes) report.explain += line + "\n";
 }
@@ -54,17 +54,17 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
 // late, and copying them costs little.
 void JitCore::Impl::report_not_donated(const program::Program& p) {
   auto& e = *pending;
-  std::int64_t all = 0, kept = 0;
+  std::int64_t all = 0, retained = 0;
   report.not_donated.clear();
   for (std::size_t k = 0; k < e.inputs.size(); ++k) {
     if (!e.donated[k]) continue;
     all += e.inputs[k]->bytes();
     if (p.donated[k] >= 0) continue;
-    kept += e.inputs[k]->bytes();
+    retained += e.inputs[k]->bytes();
     report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) + ": " +
                                  why_not_donated(p, int(k)));
   }
-  if (100 * kept < all) report.not_donated.clear();
+  if (100 * retained < all) report.not_donated.clear();
 }
 
 void JitCore::Impl::report_program(const Compilation& c, const MeshProgram* m) {

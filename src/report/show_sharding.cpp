@@ -25,18 +25,18 @@ struct Grid {
   std::vector<std::vector<std::vector<int>>> devices;  // [row][column]
 };
 
-int block_number(const MeshAxes& cut, const Mesh& mesh, int device) {
+int block_number(const MeshAxes& mesh_axes, const Mesh& mesh, int device) {
   int n = 0;
-  for (int x : cut) n = n * mesh.axes()[std::size_t(x)].second + coordinate(mesh, device, x);
+  for (int x : mesh_axes) n = n * mesh.axes()[std::size_t(x)].second + coordinate(mesh, device, x);
   return n;
 }
 Grid::Edge side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
   Grid::Edge s{{""}, {1}, ""};
   for (auto& a : axes) {
-    auto cut = at.mesh_axes(a.name);
-    const std::int64_t blocks = ranks(mesh, cut), step = (a.size + blocks - 1) / blocks;
+    auto mesh_axes = at.mesh_axes(a.name);
+    const std::int64_t blocks = ranks(mesh, mesh_axes), step = (a.size + blocks - 1) / blocks;
     auto name = std::string(a.name.text());
-    s.title += (s.title.empty() ? "" : ", ") + to_string(a) + " by " + to_string(mesh, cut);
+    s.title += (s.title.empty() ? "" : ", ") + to_string(a) + " by " + to_string(mesh, mesh_axes);
     Grid::Edge finer{{}, {}, s.title};
     for (std::size_t k = 0; k < s.labels.size(); ++k)
       for (std::int64_t b = 0; b < blocks; ++b) {
@@ -53,11 +53,11 @@ Grid::Edge side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
   return s;
 }
 Grid grid_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
-  Axes cut;
+  Axes sharded;
   for (auto& a : axes)
-    if (!at.mesh_axes(a.name).empty()) cut.push_back(a);
-  Axes first(cut.begin(), cut.begin() + (cut.empty() ? 0 : 1)),
-      others(cut.begin() + (cut.empty() ? 0 : 1), cut.end());
+    if (!at.mesh_axes(a.name).empty()) sharded.push_back(a);
+  Axes first(sharded.begin(), sharded.begin() + (sharded.empty() ? 0 : 1)),
+      others(sharded.begin() + (sharded.empty() ? 0 : 1), sharded.end());
   Grid g{side_of(first, at, mesh), side_of(others, at, mesh), {}};
   g.devices.assign(g.rows.labels.size(), std::vector<std::vector<int>>(g.columns.labels.size()));
   for (int d = 0; d < mesh.devices(); ++d) {
@@ -238,7 +238,7 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
                            const Mapping& mapping, const Mesh& mesh, SourceLocation at) {
   CallSite here(at);
   std::vector<std::vector<std::string>> rows;
-  double whole = 0, mine = 0;
+  double total = 0, mine = 0;
   auto add = [&](const std::string& path, const std::string& held, const std::string& spec,
                  double all, double each) {
     rows.push_back({path, held, spec, fmt::format("{:>10}", bytes_text(all)),
@@ -250,18 +250,18 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
     auto sharding = sharding_for(axes, mapping, mesh, paths[k].empty() ? "an array" : paths[k]);
     std::string spec;
     for (auto& a : axes)
-      if (auto cut = sharding.mesh_axes(a.name); !cut.empty())
+      if (auto mesh_axes = sharding.mesh_axes(a.name); !mesh_axes.empty())
         spec += fmt::format("{}{} by {}", spec.empty() ? "" : ", ", a.name.text(),
-                            to_string(mesh, cut));
+                            to_string(mesh, mesh_axes));
     auto bytes = [&](const Axes& of) {
       return double(axis_size(of)) * bytes_of(leaves[k].dtype());
     };
     auto all = bytes(axes), each = bytes(local_axes(axes, sharding, mesh, 0));
     add(paths[k], to_string(axes), spec.empty() ? "replicated" : spec, all, each);
-    whole += all;
+    total += all;
     mine += each;
   }
-  add("all", "", "", whole, mine);
+  add("all", "", "", total, mine);
   return table(rows);
 }
 

@@ -42,7 +42,7 @@ class Search {
     std::iota(by_age_.begin(), by_age_.end(), 0u);
     auto older = [&](auto a, auto b) { return all_[a].node->id < all_[b].node->id; };
     std::sort(by_age_.begin(), by_age_.end(), older);
-    for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) ask(all_[*k]);
+    for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) mark_operands(all_[*k]);
   }
   EagerCache run() {
     for (auto k : by_age_) add_facts(all_[k]);
@@ -92,7 +92,7 @@ class Search {
     return n.op->kind == Kind::view ||
            (n.op->kind == Kind::wrap && n.op != &kCustomVjp && n.op != &prim::kLeave);
   }
-  void ask(Seen& me) {  // readers first
+  void mark_operands(Seen& me) {  // readers first
     me.computed |= me.is_root;
     if (!me.computed || me.node->value) return;
     auto operands = refers(me);

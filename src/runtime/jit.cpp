@@ -153,7 +153,7 @@ static constinit std::mutex showing;  // held while a report of any function is 
 static const bool showing_forks =
     at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
 
-JitCore::Turn::Turn(JitCore& core) : core_(core) {
+JitCore::TraceGuard::TraceGuard(JitCore& core) : core_(core) {
   auto& m = *core.impl_;
   if (!m.trace_lock.lock()) return;
   // The state of a lost thread is not destroyed: the end of its trace would restore a context that
@@ -163,7 +163,7 @@ JitCore::Turn::Turn(JitCore& core) : core_(core) {
   new (&m.mapping_outside) std::shared_ptr<const Mapping>;
   new (&m.report) JitReport(m.last_report);
 }
-JitCore::Turn::~Turn() { core_.impl_->trace_lock.unlock(); }
+JitCore::TraceGuard::~TraceGuard() { core_.impl_->trace_lock.unlock(); }
 JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
   if (!w.unequal.empty() || !w.holding.empty()) return nullptr;  // `begin` raises an error
   for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)

@@ -100,8 +100,8 @@ MeshProgram::Created MeshProgram::run(const std::vector<BufferPtr>& arguments,
     auto& [axes, dtype] = results[r];
     std::vector<BufferPtr> blocks;
     for (auto& of_device : created) blocks.push_back(std::move(of_device[r]));
-    auto whole = shards(mesh, this->out[r], axes, dtype, first, std::move(blocks));
-    out.push_back(std::make_shared<Buffer>(axis_size(axes) * bytes_of(dtype), std::move(whole)));
+    auto storage = shards(mesh, this->out[r], axes, dtype, first, std::move(blocks));
+    out.push_back(std::make_shared<Buffer>(axis_size(axes) * bytes_of(dtype), std::move(storage)));
   }
   return {std::move(out), mine.copied_bytes};
 }
@@ -111,11 +111,11 @@ MeshProgram::Created MeshProgram::run(const std::vector<BufferPtr>& arguments,
 static std::string environment() {
   std::set<std::string> all;
   for (auto** v = environ; v && *v; ++v) {
-    std::string said = *v;
-    auto name = said.substr(0, said.find('='));
+    std::string variable = *v;
+    auto name = variable.substr(0, variable.find('='));
     bool own = name == "HALIAX_THREADS" || name == "HALIAX_PRINT" || name == "HALIAX_CACHE" ||
                name == "HALIAX_PLUGINS" || name == "HALIAX_PROFILE";
-    if (name.starts_with("HALIAX_") && !own) all.insert(std::move(said));
+    if (name.starts_with("HALIAX_") && !own) all.insert(std::move(variable));
   }
   return all.empty() ? "nothing" : fmt::format("{}", fmt::join(all, " "));
 }

@@ -152,8 +152,8 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments,
   }
   Recording record(*mine, capacity);
   auto began = seconds_now();
-  if (auto* tells = dynamic_cast<program::Recordable*>(c.executable.get()))
-    tells->run(arguments, results, arena, communicator, record);
+  if (auto* recordable = dynamic_cast<program::Recordable*>(c.executable.get()))
+    recordable->run(arguments, results, arena, communicator, record);
   else
     c.executable->run(arguments, results, arena, communicator);
   auto ended = seconds_now();
@@ -183,10 +183,10 @@ Profiler::KnownProgram& Profiler::known(const Compiled& c) {
   if (at) return *at;
   auto mine = std::make_unique<KnownProgram>();
   mine->program = c.program;  // the reference reserves the address
-  Row whole;
-  whole.called = c.program->called;
-  whole.is_call = true;
-  mine->call = row(whole);
+  Row call_row;
+  call_row.called = c.program->called;
+  call_row.is_call = true;
+  mine->call = row(call_row);
   measure(rates_, c.memory.device(), "");
   describe(*c.program, c.program->steps, {}, *mine);
   for (auto& r : rows_)
@@ -283,10 +283,10 @@ Profile Profiler::summary(int runs, double wall_s) const {
     StepProfile s = r;
     s.flops *= r.computed / r.calls;
     s.bound_s = bound_of(s, r.products, rates_);
-    const double turns = r.calls / std::max(1, runs);
-    s.calls = turns;
+    const double calls_per_run = r.calls / std::max(1, runs);
+    s.calls = calls_per_run;
     s.seconds /= std::max(1, runs);
-    for (double* each : {&s.read, &s.written, &s.flops, &s.bound_s}) *each *= turns;
+    for (double* each : {&s.read, &s.written, &s.flops, &s.bound_s}) *each *= calls_per_run;
     p.steps_s += s.seconds;
     add_cost(kinds[s.kind], s);
     add_cost(modules[s.module], s);

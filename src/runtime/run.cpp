@@ -19,7 +19,7 @@ struct Used {
   std::string name;
   const Used* next;
 };
-const std::string* kept(const std::string& name) {
+const std::string* interned(const std::string& name) {
   static constinit std::atomic<const Used*> all{nullptr};
   for (auto* u = all.load(); u; u = u->next)
     if (u->name == name) return &u->name;
@@ -30,7 +30,7 @@ const std::string* kept(const std::string& name) {
 std::atomic<const std::string*>& default_name() {
   static std::atomic<const std::string*> name = [] {
     auto* requested_name = std::getenv("HALIAX_BACKEND");
-    return kept(requested_name && *requested_name ? requested_name : "cpu");
+    return interned(requested_name && *requested_name ? requested_name : "cpu");
   }();
   return name;
 }
@@ -40,7 +40,7 @@ std::atomic<const std::string*>& default_name() {
 void set_default_backend(const std::string& name, SourceLocation at) {
   CallSite here(at);
   backend(name);
-  default_name() = kept(name);
+  default_name() = interned(name);
 }
 std::string default_backend() { return *default_name().load(); }
 

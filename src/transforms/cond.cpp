@@ -41,8 +41,8 @@ void check_sides(const Sides& sides, const std::vector<TracedSide>& traced) {
       fail(sides.word, "one branch returns {} arrays, another {}", first.size(), other.size());
     for (std::size_t k = 0; k < first.size(); ++k) {
       auto &a = first[k], &b = other[k];
-      bool alike = a.empty() ? b.empty() : !b.empty() && a.dtype() == b.dtype() && same_axes(a, b);
-      if (!alike)
+      bool same = a.empty() ? b.empty() : !b.empty() && a.dtype() == b.dtype() && same_axes(a, b);
+      if (!same)
         fail(sides.word,
              "one branch returns {}, another {}; both must return the same axes and dtypes",
              text(a), text(b));

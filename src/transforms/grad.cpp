@@ -37,11 +37,11 @@ Name path_of(const NodePtr& leaf, const std::string& path) {
   for (auto n = leaf; n;) {
     if ((n->op == &prim::kTracer || n->op == &prim::kInput) && n->origin.module)
       return n->origin.module;
-    bool goes_on =
+    bool continues =
         n->op->kind == Kind::map || n->op->kind == Kind::view || n->op->kind == Kind::wrap;
     auto from = std::find_if(n->in.begin(), n->in.end(),
                              [&](auto& x) { return x && x->size() == n->size(); });
-    n = goes_on && from != n->in.end() ? *from : nullptr;
+    n = continues && from != n->in.end() ? *from : nullptr;
   }
   if (!path.empty()) return module_path(path);
   return leaf->field.path() ? leaf->field.path() : leaf->origin.module;
@@ -147,9 +147,9 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
     }
 
   auto d = vjp(gg, tt, us);
-  Rewrite gone;  // the result is linear in the cotangents; their values do not matter
-  for (auto& u : us) gone[u.get()] = prim::zeros_like(u);
-  d = substitute(d, gone);
+  Rewrite zeroed;  // the result is linear in the cotangents; their values do not matter
+  for (auto& u : us) zeroed[u.get()] = prim::zeros_like(u);
+  d = substitute(d, zeroed);
   auto next = d.begin();
   return {ys, mapped(ys, [&](const NodePtr& n) {
             return is_float(n->dtype) ? or_zeros(*next++, n) : nullptr;

@@ -35,11 +35,11 @@ std::unordered_set<const Node*> inside_regions(const Nodes& all) {
   return out;
 }
 
-// Returns the nodes below the roots for which `want` is true and that are reachable through nodes
+// Returns the nodes below the roots for which `filter` is true and that are reachable through nodes
 // for which it is true. Loop bodies are included; inputs come first.
-template <class Want> static Nodes requested_below(const Nodes& roots, const Want& want) {
+template <class Filter> static Nodes requested_below(const Nodes& roots, const Filter& filter) {
   Nodes out;
-  traverse(roots, want, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, filter, [&](const NodePtr& n, Nodes& todo) {
     add_reads(n, todo);
     out.push_back(n);
   });

@@ -138,7 +138,7 @@ void check_given(const Leaves& y, const Axis& axis) {
 
 // Raises if results of different iterations differ in axes or dtype, since they are stacked. The
 // body may have state of its own if it is called several times.
-void check_alike(const Leaves& first, const Leaves& now, const Axis& axis) {
+void check_equal_results(const Leaves& first, const Leaves& now, const Axis& axis) {
   constexpr auto hint = "stacked results must be equal in axes and dtype in all iterations";
   if (first.size() != now.size())
     fail("scan", "one iteration returns {} arrays, another {}; {}", first.size(), now.size(), hint);
@@ -193,22 +193,22 @@ struct Scan {
   }
   // A loop over blocks, whose body is unrolled, followed by the remaining positions.
   std::pair<Leaves, Leaves> in_blocks(const Leaves& init) const {
-    auto left = axis.size % options.unroll, whole = axis.size - left;
+    auto left = axis.size % options.unroll, full = axis.size - left;
     auto around = options;
     around.unroll = 1;
     auto blocks = [&](const Leaves& carry) {
-      return scan_blocks(axis.resize(whole), whole / options.unroll, around, options, carry, paths,
-                         part(0, whole), f);
+      return scan_blocks(axis.resize(full), full / options.unroll, around, options, carry, paths,
+                         part(0, full), f);
     };
     auto rest = [&](const Leaves& carry) {
-      return scan(axis.resize(left), options, carry, paths, part(whole, left), f);
+      return scan(axis.resize(left), options, carry, paths, part(full, left), f);
     };
     if (left == 0) return blocks(init);
     auto first = options.reverse ? rest(init) : blocks(init);
     auto second = options.reverse ? blocks(first.first) : rest(first.first);
     auto &head = options.reverse ? second.second : first.second,
          &tail = options.reverse ? first.second : second.second;
-    check_alike(head, tail, axis);
+    check_equal_results(head, tail, axis);
     Leaves ys;
     for (std::size_t k = 0; k < head.size(); ++k)
       ys.push_back(head[k].empty() ? head[k]
@@ -228,7 +228,7 @@ struct Scan {
       check_carry(init, next, paths);
       check_given(y, axis);
       if (i == 0) given = y;
-      check_alike(given, y, axis);
+      check_equal_results(given, y, axis);
       carry = next;
       out.resize(y.size(), Nodes(std::size_t(axis.size)));
       for (std::size_t k = 0; k < y.size(); ++k) out[k][std::size_t(at)] = y[k].node();

@@ -72,8 +72,8 @@ std::optional<Sides> sides_of(const Node& n) {
   auto& points = n.in[0]->axes;     // axes of the function
   std::vector<const Node*> arrays;  // its array arguments
   traverse(n.in, [&](const NodePtr& x, Nodes& todo) {
-    bool whole = x->axes.size() == points.size();
-    if (whole && x->op->kind == Kind::map)
+    bool full = x->axes.size() == points.size();
+    if (full && x->op->kind == Kind::map)
       append(todo, x->in);
     else if (is_float(x->dtype) && !x->axes.empty())
       arrays.push_back(x.get());
@@ -96,9 +96,9 @@ bool has_many_keys(const Node& scores) {
       size = std::max(size, a.size);
     return size;
   };
-  auto is_cut = [&](auto& a) { return blocks_of(a.name, scores.origin.mapping.get()) > 1; };
+  auto is_sharded = [&](auto& a) { return blocks_of(a.name, scores.origin.mapping.get()) > 1; };
   return std::min(longest(of->queries, of->keys), longest(of->keys, of->queries)) > kFewKeys &&
-         std::none_of(scores.axes.begin(), scores.axes.end(), is_cut);
+         std::none_of(scores.axes.begin(), scores.axes.end(), is_sharded);
 }
 // Returns true if the scores exceed the budget. Without a budget, the limit is 32 MiB in f32, or
 // kManyKeysBudget if there are many keys.
@@ -317,7 +317,7 @@ class ScoresOfLevel {
 struct Walker {
   std::optional<std::int64_t> budget;
   const Nodes& of;
-  std::vector<std::string>* whole;
+  std::vector<std::string>* notes;
 
   std::optional<Nodes> with_boundaries_once(const Nodes& roots, const Node* index,
                                             int depth) const {
@@ -344,8 +344,8 @@ struct Walker {
           fmt::format("scores {} stay materialized: ", text_of(*s, fmt::format("{}", s->axes)));
       // once per scores: their gradient may have the same line
       auto is_reported = [&](auto& other) { return other.starts_with(line); };
-      if (whole && !why.empty() && std::none_of(whole->begin(), whole->end(), is_reported))
-        whole->push_back(line + why);
+      if (notes && !why.empty() && std::none_of(notes->begin(), notes->end(), is_reported))
+        notes->push_back(line + why);
     }
     return {};
   }
@@ -391,14 +391,14 @@ struct Walker {
 }  // namespace
 
 Nodes with_score_boundaries(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
-                            const Nodes& of, std::vector<std::string>* whole) {
+                            const Nodes& of, std::vector<std::string>* notes) {
   static const auto usual = env_integer("HALIAX_SCORES", -1, most_bytes, context().origin.at);
   if (!budget) budget = usual;
   auto all = all_nodes(roots);
   bool large = std::any_of(all.begin(), all.end(),
                            [&](auto& n) { return exceeds(*n, budget) && sides_of(*n); });
   // most graphs have no large scores
-  return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;
+  return large ? Walker{budget, of, notes}(roots, nullptr, depth) : roots;
 }
 
 }  // namespace haliax

@@ -23,8 +23,8 @@ namespace haliax {
 // - `budget`: if none, scores must exceed 32 MiB and the arrays from which they are computed.
 // - `depth`: the number of loops around the roots.
 // - `of`: if not empty, only scores that depend on these nodes, and no inputs of these nodes.
-// - `whole`: receives report lines about scores that are weighed but not tiled.
+// - `notes`: receives report lines about scores that are weighed but not tiled.
 Nodes with_score_boundaries(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
-                            const Nodes& of = {}, std::vector<std::string>* whole = nullptr);
+                            const Nodes& of = {}, std::vector<std::string>* notes = nullptr);
 
 }  // namespace haliax

@@ -63,9 +63,9 @@ Sharding Sharding::on(const Axes& axes) const {
   return out;
 }
 
-int ranks(const Mesh& mesh, const MeshAxes& cut) {
+int ranks(const Mesh& mesh, const MeshAxes& mesh_axes) {
   int n = 1;
-  for (int x : cut) n *= mesh.axes()[std::size_t(x)].second;
+  for (int x : mesh_axes) n *= mesh.axes()[std::size_t(x)].second;
   return n;
 }
 int coordinate(const Mesh& mesh, int device, int axis) {
@@ -73,21 +73,22 @@ int coordinate(const Mesh& mesh, int device, int axis) {
     device /= mesh.axes()[std::size_t(k)].second;
   return device % mesh.axes()[std::size_t(axis)].second;
 }
-std::string to_string(const Mesh& mesh, const MeshAxes& cut) {
+std::string to_string(const Mesh& mesh, const MeshAxes& mesh_axes) {
   std::string s;
-  for (int x : cut) s += (s.empty() ? "" : "+") + mesh.axes()[std::size_t(x)].first;
+  for (int x : mesh_axes) s += (s.empty() ? "" : "+") + mesh.axes()[std::size_t(x)].first;
   return s;
 }
 std::string to_string(const Sharding& s) {
   std::vector<std::string> out;
-  for (auto& [name, cut] : s.dims) out.push_back(fmt::format("{}: {}", name, fmt::join(cut, " ")));
+  for (auto& [name, mesh_axes] : s.dims)
+    out.push_back(fmt::format("{}: {}", name, fmt::join(mesh_axes, " ")));
   for (auto& p : s.partial) out.push_back(fmt::format("partial: {}", p.first));
   return fmt::format("{{{}}}", fmt::join(out, ", "));
 }
-std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const MeshAxes& cut, const Mesh& mesh,
-                                               int device) {
+std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const MeshAxes& mesh_axes,
+                                               const Mesh& mesh, int device) {
   std::int64_t block = 0, blocks = 1;
-  for (int x : cut) {
+  for (int x : mesh_axes) {
     auto size = mesh.axes()[std::size_t(x)].second;
     block = block * size + coordinate(mesh, device, x);
     blocks *= size;
@@ -104,19 +105,19 @@ int owner_of(const Sharding& s, const Mesh& mesh, int device) {
 Axes local_axes(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) {
   Axes out = axes;
   for (auto& a : out)
-    if (auto cut = s.mesh_axes(a.name); !cut.empty())
-      a.size = block_of(a, cut, mesh, device).second;
+    if (auto mesh_axes = s.mesh_axes(a.name); !mesh_axes.empty())
+      a.size = block_of(a, mesh_axes, mesh, device).second;
   return out;
 }
 double local_size(const Axes& axes, const Sharding& s, const Mesh& mesh) {
   double n = 1;
   for (auto& a : axes) n *= double(a.size);
-  for (auto& [name, cut] : s.dims)
-    if (has(axes, name)) n /= ranks(mesh, cut);
+  for (auto& [name, mesh_axes] : s.dims)
+    if (has(axes, name)) n /= ranks(mesh, mesh_axes);
   return n;
 }
-bool nested(const Axis& a, const MeshAxes& cut, int n, const Mesh& mesh) {
-  return n == 0 || n == cut.size() || a.size % ranks(mesh, cut) == 0;
+bool nested(const Axis& a, const MeshAxes& mesh_axes, int n, const Mesh& mesh) {
+  return n == 0 || n == mesh_axes.size() || a.size % ranks(mesh, mesh_axes) == 0;
 }
 
 namespace {
@@ -160,11 +161,11 @@ Sharding sharding_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh)
   require_axes("shard", mapping, mesh);
   Sharding s;
   for (auto& a : axes) {
-    MeshAxes cut;
+    MeshAxes mesh_axes;
     if (auto* to = mapping.find(a.name))
       for (auto& name : *to)
-        if (auto k = number_of(mesh, name); mesh.axes()[k].second > 1) cut.push_back(int(k));
-    s.set(a.name, cut);
+        if (auto k = number_of(mesh, name); mesh.axes()[k].second > 1) mesh_axes.push_back(int(k));
+    s.set(a.name, mesh_axes);
   }
   return s;
 }

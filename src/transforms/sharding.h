@@ -81,8 +81,8 @@ int owner_of(const Sharding&, const Mesh&, int device);
 Axes local_axes(const Axes&, const Sharding&, const Mesh&, int device);
 // Returns the number of elements on one device, on average.
 double local_size(const Axes&, const Sharding&, const Mesh&);
-// Returns true if each block of `cut` is inside of one block of its first `n` mesh axes.
-bool nested(const Axis&, const MeshAxes& cut, int n, const Mesh&);
+// Returns true if each block of `mesh_axes` is inside of one block of its first `n` mesh axes.
+bool nested(const Axis&, const MeshAxes& mesh_axes, int n, const Mesh&);
 
 // Returns the sharding of these axes by a mapping. Raises if two axes of one array are mapped to
 // the same mesh axis, or if the mapping names a mesh axis that the mesh lacks. `what`: the array,

@@ -56,7 +56,7 @@ struct Residuals {
     }
   }
   // Returns the nodes to save: the first ones below the roots that are worth keeping.
-  Nodes kept(const Nodes& roots) const {
+  Nodes saved(const Nodes& roots) const {
     Nodes out;
     auto varies = [&](const Node& n) { return n.varies_with(index); };
     traverse(roots, varies, [&](const NodePtr& n, Nodes& todo) {
@@ -155,15 +155,15 @@ class Backward {
     if (parts.size() < 2) return g;
     std::sort(parts.begin(), parts.end(),
               [](auto& a, auto& b) { return a.first.start < b.first.start; });
-    Axis whole = *find(*g, parts[0].first.axis);
+    Axis full = *find(*g, parts[0].first.axis);
     std::int64_t at = 0;
     Nodes pieces;
     for (auto& [part, x] : parts) {
-      if (part.axis != whole.name || part.start != at) return g;
+      if (part.axis != full.name || part.start != at) return g;
       at += part.size;
-      pieces.push_back(prim::fit(x, replaced(g->axes, whole.name, {whole.resize(part.size)})));
+      pieces.push_back(prim::fit(x, replaced(g->axes, full.name, {full.resize(part.size)})));
     }
-    return at == whole.size ? prim::concat(pieces, whole) : g;
+    return at == full.size ? prim::concat(pieces, full) : g;
   }
   void custom_vjp(const NodePtr& n) {
     auto& c = custom_vjp_of(*n);
@@ -265,16 +265,16 @@ class Backward {
   // represents the stack.
   Nodes with_residuals(Loop& forward, const Loop& l, std::size_t b, const Nodes& d) {
     Rewrite to;
-    for (auto& n : Residuals(l, b).kept(d)) {
+    for (auto& n : Residuals(l, b).saved(d)) {
       if (!l.drop) fail("scan", "a scan over chunks has no gradient");
       // A captured array may have an axis with the name of the loop axis. In the stack, this axis
       // is renamed.
-      auto kept = n;
+      auto saved = n;
       Name own = l.axis.name, aside = has(n->axes, own) ? fresh_hidden(own) : own;
-      if (aside != own) kept = prim::rename(n, {own}, {aside});
-      auto stack = prim::input(joined({l.axis}, kept->axes), n->dtype);
+      if (aside != own) saved = prim::rename(n, {own}, {aside});
+      auto stack = prim::input(joined({l.axis}, saved->axes), n->dtype);
       residuals_.push_back(stack);
-      forward.results.push_back({Fold::stack, Monoid::sum, {kept}});
+      forward.results.push_back({Fold::stack, Monoid::sum, {saved}});
       auto slice_of_stack = prim::slice_at(stack, l.index[b], l.drop);
       to[n.get()] = aside != own ? prim::rename(slice_of_stack, {aside}, {own}) : slice_of_stack;
     }

@@ -24,9 +24,9 @@ using namespace haliax::testing;
 // of threads.
 static void is_product(const Case& c) {
   const auto got = c.run(*cpu::make_cpu_device())[0];
-  const auto want =
+  const auto expected =
       testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
-  CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
+  CHECK(difference(c.result_dtypes[0], got, expected, 50 * tolerance(c.result_dtypes[0])) == "");
   same_bits(c);
 }
 
@@ -123,9 +123,9 @@ TEST_CASE("cpu: matmuls skip blocks whose flag is false") {
     INFO("seed ", seed);
     if (without != 2) same_bits(c);
     const auto got = c.run(*cpu::make_cpu_device())[0],
-               want = testing::product(p, c.arguments[0], c.arguments[1], c.results[0]);
+               expected = testing::product(p, c.arguments[0], c.arguments[1], c.results[0]);
     if (without != 2) {
-      CHECK(difference(in, got, want, 50 * tolerance(in)) == "");
+      CHECK(difference(in, got, expected, 50 * tolerance(in)) == "");
       continue;
     }
     auto at = [&](const Bytes& b, std::int64_t batch, std::int64_t i, std::int64_t j) {
@@ -139,7 +139,7 @@ TEST_CASE("cpu: matmuls skip blocks whose flag is false") {
     for (std::int64_t batch = 0; batch < 2; ++batch)
       for (std::int64_t i = 0; i < sizes[0]; ++i)
         for (std::int64_t j = 0; j < sizes[1]; ++j) {
-          const float x = at(got, batch, i, j), y = at(want, batch, i, j),
+          const float x = at(got, batch, i, j), y = at(expected, batch, i, j),
                       before = at(c.results[0], batch, i, j);
           const bool right =
                          std::abs(x - y) <= (in == DType::bf16 ? 1e-2f : 1e-4f) * (1 + std::abs(y)),
@@ -172,8 +172,8 @@ TEST_CASE("cpu: column matmuls are right if the left operand maps to few cache l
     const Axis M("m", 1024), N("n", n), K("k", 70);
     auto x = random::normal(random::key(1), {K, M}).eval(),
          w = random::normal(random::key(2), {K, N}).eval();
-    auto want = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
-    CHECK(max(abs(dot(x, w, "k") - want)).item() < 1e-4);
+    auto expected = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
+    CHECK(max(abs(dot(x, w, "k") - expected)).item() < 1e-4);
   }
 }
 
@@ -202,8 +202,8 @@ TEST_CASE("cpu: column matmuls in several blocks match f64") {
     for (bool columns : {true, false}) {
       auto x = random::normal(random::key(1), columns ? Axes{K, M} : Axes{M, K}).eval(),
            w = random::normal(random::key(2), {K, N}).eval();
-      auto want = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
-      CHECK(max(abs(dot(x, w, "k") - want)).item() < 3e-4);
+      auto expected = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
+      CHECK(max(abs(dot(x, w, "k") - expected)).item() < 3e-4);
     }
   }
 }
@@ -241,9 +241,9 @@ TEST_CASE(
     INFO("seed ", seed);
     fast += cpu::vector_product_scratch(c.program.steps[0]).has_value();
     const auto got = c.run(*cpu::make_cpu_device())[0];
-    const auto want =
+    const auto expected =
         testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
-    CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
+    CHECK(difference(c.result_dtypes[0], got, expected, 50 * tolerance(c.result_dtypes[0])) == "");
     same_bits(c);
   }
   CHECK(fast > 80);

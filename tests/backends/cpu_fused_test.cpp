@@ -64,7 +64,7 @@ TEST_CASE("cpu: every elementwise code on special values matches the reference")
       f.code.push_back(store(out, alone ? 2 : 3));
       INFO("code ", k, " ", std::string(name_of(dtype)));
       const auto got = c.run(*cpu::make_cpu_device())[0],
-                 want = c.run(*reference::make_reference_device())[0];
+                 expected = c.run(*reference::make_reference_device())[0];
       // Functions may differ by units in the last place, the gamma family a little more. The other
       // codes are exact.
       const bool exact = !(code >= Code::exp && code <= Code::digamma && code != Code::sqrt) &&
@@ -76,7 +76,7 @@ TEST_CASE("cpu: every elementwise code on special values matches the reference")
       int shown = 0;
       for (std::size_t i = 0; i < static_cast<std::size_t>(n) && shown < 3; ++i) {
         const std::size_t at = i * static_cast<std::size_t>(bytes_of(result));
-        const auto x = scalar::load(result, &got[at]), y = scalar::load(result, &want[at]);
+        const auto x = scalar::load(result, &got[at]), y = scalar::load(result, &expected[at]);
         bool same = x.integer == y.integer;
         if (is_float(result)) {
           const double tiny = dtype == DType::f64 ? 1e-300 : dtype == DType::f16 ? 6e-8 : 1e-38;
@@ -290,8 +290,9 @@ TEST_CASE("cpu: a sum of 40 million elements is exact to 1e-6") {
   c.program.slots[0].bytes = n * 4;
   c.arguments[0].resize(static_cast<std::size_t>(n) * 4);
   float* p = reinterpret_cast<float*>(c.arguments[0].data());
-  double want = 0;
-  for (std::int64_t i = 0; i < n; ++i) want += p[i] = 0.1f + 1e-3f * static_cast<float>(i % 1000);
+  double expected = 0;
+  for (std::int64_t i = 0; i < n; ++i)
+    expected += p[i] = 0.1f + 1e-3f * static_cast<float>(i % 1000);
   View out = c.view(true, DType::f32, {}, Case::dense);
   out.strides = {0};
   auto& f = c.add(Kind::fused).fused;
@@ -301,7 +302,7 @@ TEST_CASE("cpu: a sum of 40 million elements is exact to 1e-6") {
   const auto got = c.run(*cpu::make_cpu_device());
   const double sum =
       scalar::load(DType::f32, &got[0][static_cast<std::size_t>(out.offset) * 4]).real;
-  CHECK(std::abs(sum - want) <= 1e-6 * want);
+  CHECK(std::abs(sum - expected) <= 1e-6 * expected);
 }
 
 TEST_CASE("cpu: empty dimensions match the reference") {
@@ -350,10 +351,10 @@ TEST_CASE("cpu: iota, loop indices and terms in memory match the reference") {
   body.fused.outer = 1;
   View row = table, to = out, dynamic = table;
   row.strides = to.strides = dynamic.strides = {1};
-  Term turn;
-  turn.loop = 0;
-  turn.stride = n;
-  row.terms = to.terms = {turn};
+  Term loop_term;
+  loop_term.loop = 0;
+  loop_term.stride = n;
+  row.terms = to.terms = {loop_term};
   Term scalar_term;
   scalar_term.slot = start.slot;
   scalar_term.slot_offset = start.offset;
@@ -364,7 +365,7 @@ TEST_CASE("cpu: iota, loop indices and terms in memory match the reference") {
   position.dim = 0;
   position.stride = 3;
   position.integer = 2;
-  position.view.terms = {turn};
+  position.view.terms = {loop_term};
   body.fused.code = {load(row),
                      position,
                      op(Code::add, DType::f32, {0, 1}),
@@ -392,10 +393,10 @@ TEST_CASE("cpu: results may overwrite operands") {
     else
       f.code = {load(p), load(q), op(Code::add, DType::f32, {0, 1}), store(p_out, 1),
                 store(q_out, 2)};
-    std::vector<Bytes> got, want;
+    std::vector<Bytes> got, expected;
     c.run(*cpu::make_cpu_device(), &got);
-    c.run(*reference::make_reference_device(), &want);
-    CHECK(got == want);
+    c.run(*reference::make_reference_device(), &expected);
+    CHECK(got == expected);
   }
 }
 
@@ -442,12 +443,12 @@ TEST_CASE("cpu: random results overwrite operands, in any order") {
       if (inner && !f.code[static_cast<std::size_t>(v)].inner) v = last + 1;
       f.code.push_back(store(p, v, inner, c.random.below(4) ? Code::store : Code::store_add));
     }
-    std::vector<Bytes> got, want;
+    std::vector<Bytes> got, expected;
     c.run(*cpu::make_cpu_device(), &got);
-    c.run(*reference::make_reference_device(), &want);
+    c.run(*reference::make_reference_device(), &expected);
     INFO("seed ", seed);
     for (std::size_t k = 0; k < got.size(); ++k)
-      CHECK(difference(DType::f32, got[k], want[k], 1e-5) == "");
+      CHECK(difference(DType::f32, got[k], expected[k], 1e-5) == "");
   }
 }
 
@@ -505,9 +506,9 @@ TEST_CASE("cpu: tanh is accurate everywhere, odd, and at most 1") {
     bool is_odd = true;
     auto got = y.floats();
     for (std::size_t k = 0; k < values.size(); ++k) {
-      const double want = std::tanh(double(values[k])), near = std::abs(float(want));
+      const double expected = std::tanh(double(values[k])), near = std::abs(float(expected));
       const double ulp = std::nextafter(float(near), 2.f) - float(near);
-      worst = std::max(worst, std::abs(got[k] - want) / (near < 1 ? ulp : ulp / 2));
+      worst = std::max(worst, std::abs(got[k] - expected) / (near < 1 ? ulp : ulp / 2));
       most = std::max(most, std::abs(double(got[k])));
       if (k % 2) is_odd &= got[k] == -got[k - 1];
     }
@@ -550,13 +551,13 @@ TEST_CASE("cpu: exp is accurate everywhere, whatever the other elements of its v
       const float got = alone[form][k];
       other_bits +=
           std::bit_cast<std::uint32_t>(got) != std::bit_cast<std::uint32_t>(beside[form][3 * k]);
-      const double want = std::exp(double(values[k]));
-      if (std::isnan(want) || float(want) > std::numeric_limits<float>::max())
-        CHECK((std::isnan(want) ? std::isnan(got) : got == inf));
+      const double expected = std::exp(double(values[k]));
+      if (std::isnan(expected) || float(expected) > std::numeric_limits<float>::max())
+        CHECK((std::isnan(expected) ? std::isnan(got) : got == inf));
       else
-        worst =
-            std::max(worst, std::abs(double(got) - want) /
-                                (double(std::nextafter(float(want), inf)) - double(float(want))));
+        worst = std::max(
+            worst, std::abs(double(got) - expected) /
+                       (double(std::nextafter(float(expected), inf)) - double(float(expected))));
     }
     CHECK(other_bits == 0);
     CHECK(worst < 2);

@@ -26,13 +26,14 @@ void same(const char* name, const Mask& mask,
   CAPTURE(name);
   auto seen = [mask] { return mask(broadcast_axis(arange(Q), K), broadcast_axis(arange(K), Q)); };
   auto got = jit([=](const NamedArray& x) { return f(seen(), x); })(x);
-  auto want = jit(f)(seen().eval(), x);
-  REQUIRE(got.size() == want.size());
+  auto expected = jit(f)(seen().eval(), x);
+  REQUIRE(got.size() == expected.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     CAPTURE(i);
-    CHECK(all(isnan(got[i]) == isnan(want[i])).item() == 1);
-    auto far = where(isnan(want[i]) | (got[i] == want[i]), 0.f, abs(got[i] - want[i]));
-    CHECK(max(far).item() <= 2e-6 * (1 + max(where(isfinite(want[i]), abs(want[i]), 0.f)).item()));
+    CHECK(all(isnan(got[i]) == isnan(expected[i])).item() == 1);
+    auto far = where(isnan(expected[i]) | (got[i] == expected[i]), 0.f, abs(got[i] - expected[i]));
+    CHECK(max(far).item() <=
+          2e-6 * (1 + max(where(isfinite(expected[i]), abs(expected[i]), 0.f)).item()));
   }
 }
 
@@ -161,14 +162,14 @@ TEST_CASE("cpu masked rows: bf16, NaN in hidden elements, and two masks match th
       },
       x);
   const auto least = std::numeric_limits<int>::min();  // the bit pattern of -0.f
-  auto whole = (arange(K) * 3 + broadcast_axis(arange(Q), K)).astype(DType::i32).eval();
+  auto integers = (arange(K) * 3 + broadcast_axis(arange(Q), K)).astype(DType::i32).eval();
   same(
       "i32", causal,
       [=](const NamedArray& seen, const NamedArray& x) {
         return Leaves{sum((where(seen, x, least) * x).astype(DType::f32), "k"),
                       sum(where(seen, x, least).astype(DType::f32), "k")};
       },
-      whole);
+      integers);
   for (int more : {0, 40, -40})
     same(
         "two", [=](auto& q, auto& k) { return k <= q + more; },
@@ -200,9 +201,9 @@ TEST_CASE("cpu masked rows: rows of several dims match, each with a mask of its 
   auto got = jit([&](const NamedArray&) {
     return of(every(arange(H)), every(arange(Few)), every(arange(K)));
   })(x);
-  auto want = of(every(arange(H)).eval(), every(arange(Few)).eval(), every(arange(K)).eval());
+  auto expected = of(every(arange(H)).eval(), every(arange(Few)).eval(), every(arange(K)).eval());
   for (std::size_t i = 0; i < got.size(); ++i) {
     CAPTURE(i);
-    CHECK(max(abs(got[i] - want[i])).item() <= 2e-6 * (1 + max(abs(want[i])).item()));
+    CHECK(max(abs(got[i] - expected[i])).item() <= 2e-6 * (1 + max(abs(expected[i])).item()));
   }
 }

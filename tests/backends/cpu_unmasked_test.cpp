@@ -43,9 +43,9 @@ struct Masked {
   }
   void store(int x) { add({.code = Code::store, .args = {x, -1, -1, -1}}); }
 };
-bool holds(Unmasked& u, std::array<std::int64_t, 2> turns) {
+bool holds(Unmasked& u, std::array<std::int64_t, 2> indices) {
   cpu::Frame frame;
-  frame.loops = turns.data();
+  frame.loops = indices.data();
   return u.holds(frame);
 }
 int selects(const Fused& f) {  // selects that stored values depend on
@@ -144,9 +144,10 @@ TEST_CASE("cpu unmasked: tiled attention matches the full attention") {
           },
           {.scores_budget = budget})(in);
     };
-    auto walked = all(-1), whole = all(most_bytes);
-    for (std::size_t i = 0; i < whole.size(); ++i)
-      CHECK(max(abs(walked[i] - whole[i])).item() <= 4e-5 * (1 + max(abs(whole[i])).item()));
+    auto tiled = all(-1), materialized = all(most_bytes);
+    for (std::size_t i = 0; i < materialized.size(); ++i)
+      CHECK(max(abs(tiled[i] - materialized[i])).item() <=
+            4e-5 * (1 + max(abs(materialized[i])).item()));
   }
 }
 
@@ -164,9 +165,9 @@ TEST_CASE(
   for (auto& g : gradients) roots.push_back(g.node());
   const auto compiled = compile(roots, "cpu");
   int tiles = 0, masked = 0;
-  auto look = [&](const std::vector<program::Step>& steps, const auto& again) -> void {
+  auto look = [&](const std::vector<program::Step>& steps, const auto& self) -> void {
     for (auto& s : steps) {
-      again(s.loop.body, again);
+      self(s.loop.body, self);
       if (s.kind != program::Kind::fused) continue;
       const auto& code = s.fused.code;
       const bool compares = std::any_of(

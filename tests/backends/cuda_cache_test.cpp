@@ -44,15 +44,16 @@ TEST_CASE(
   CHECK(made() == 1);
   CHECK(cache.folder.files() == 1);  // no partial file
   const auto file = std::filesystem::directory_iterator(cache.folder.path)->path();
-  const auto whole = read(file);
+  const auto complete = read(file);
   for (auto damaged :
-       {std::string(), whole.substr(0, 20), whole.substr(0, whole.size() - 1), whole + "x",
-        whole.substr(0, whole.size() / 2) + "?" + whole.substr(whole.size() / 2 + 1)}) {
+       {std::string(), complete.substr(0, 20), complete.substr(0, complete.size() - 1),
+        complete + "x",
+        complete.substr(0, complete.size() / 2) + "?" + complete.substr(complete.size() / 2 + 1)}) {
     std::ofstream(file, std::ios::binary) << damaged;
     const auto so_far = made();
     CHECK(cuda::cached_cubin(text, 90, false) == cubin);
     CHECK(made() == so_far + 1);
-    CHECK(read(file) == whole);
+    CHECK(read(file) == complete);
   }
   CHECK(cuda::cached_cubin(text, 90, true) != cubin);  // no contracted multiply-add
   CHECK(cuda::cached_cubin(text, 80, false) != cubin);
@@ -90,9 +91,10 @@ TEST_CASE("cuda: a library of the toolkit that is missing is named") {
     left_out("a missing library", "the toolkit is here");
     return;
   }
-  auto said = error_of([] { cuda::compile_for_gpu("", 90); });
-  CHECK(has(said, "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
-  said = error_of([] { cuda::CublasProduct(cuda::Product{}); });
+  auto message = error_of([] { cuda::compile_for_gpu("", 90); });
   CHECK(
-      has(said, "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
+      has(message, "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
+  message = error_of([] { cuda::CublasProduct(cuda::Product{}); });
+  CHECK(has(message,
+            "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
 }

@@ -40,24 +40,25 @@ struct Drawn {
     }
     return r;
   }
-  // Adds x and out of an array. `x_cut` and `out_cut`: dim is sharded there; otherwise the array is
-  // full.
-  void add(DType dtype, Dims whole, int dim, bool x_cut, bool out_cut, Case::Layout x,
+  // Adds x and out of an array. `x_sharded` and `out_sharded`: dim is sharded there; otherwise the
+  // array is full.
+  void add(DType dtype, Dims full, int dim, bool x_sharded, bool out_sharded, Case::Layout x,
            Case::Layout out) {
-    const auto size = dim < 0 ? 0 : whole[std::size_t(dim)],
+    const auto size = dim < 0 ? 0 : full[std::size_t(dim)],
                step = dim < 0 ? 0 : (size + ranks() - 1) / ranks();
     how.dim.push_back(dim);
     how.size.push_back(size);
     for (int d = 0; d < mesh.devices(); ++d) {
       auto& c = of_device[std::size_t(d)];
-      auto dims = [&](bool cut) {
-        auto mine = whole;
-        if (cut) mine[std::size_t(dim)] = std::clamp<std::int64_t>(size - rank(d) * step, 0, step);
+      auto dims = [&](bool sharded) {
+        auto mine = full;
+        if (sharded)
+          mine[std::size_t(dim)] = std::clamp<std::int64_t>(size - rank(d) * step, 0, step);
         return mine;
       };
       c.random = Random(seed + unsigned(how.dim.size()));  // layouts are equal
-      Operand from{dims(x_cut), c.view(false, dtype, dims(x_cut), x)},
-          to{dims(out_cut), c.view(true, dtype, dims(out_cut), out)};
+      Operand from{dims(x_sharded), c.view(false, dtype, dims(x_sharded), x)},
+          to{dims(out_sharded), c.view(true, dtype, dims(out_sharded), out)};
       c.random = Random(seed + 100 * unsigned(d + 1));
       c.fill(c.arguments.back(), dtype);
       if (c.program.steps.empty()) c.add(Kind::collective).collective.kind = how.kind;
@@ -147,17 +148,17 @@ TEST_CASE("cuda: collectives are bitwise identical to the threads' communicator"
                                    : std::vector{int(random.below(2))};
     const auto wire = drawn.how.kind;
     for (std::int64_t k = 0; k <= random.below(3); ++k) {
-      Dims whole{1 + random.below(6), 1 + random.below(9), 1 + random.below(5)};
+      Dims full{1 + random.below(6), 1 + random.below(9), 1 + random.below(5)};
       auto layout = [&] { return random.coin() ? Case::dense : Case::Layout(random.below(4)); };
       const int dim = wire == CollectiveKind::all_reduce ? -1 : int(random.below(3));
-      drawn.add(all_dtypes[random.below(13)], whole, dim, wire == CollectiveKind::all_gather,
+      drawn.add(all_dtypes[random.below(13)], full, dim, wire == CollectiveKind::all_gather,
                 wire == CollectiveKind::reduce_scatter, layout(), layout());
     }
     drawn.finish();
-    const auto want = by_threads(drawn.mesh, drawn.of_device);
-    CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device, 2) == want));
-    CHECK((run_on_mesh(*shared, drawn.mesh, drawn.of_device, 2) == want));
-    CHECK((run_on_mesh(*processes, drawn.mesh, drawn.of_device, 2) == want));
+    const auto expected = by_threads(drawn.mesh, drawn.of_device);
+    CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device, 2) == expected));
+    CHECK((run_on_mesh(*shared, drawn.mesh, drawn.of_device, 2) == expected));
+    CHECK((run_on_mesh(*processes, drawn.mesh, drawn.of_device, 2) == expected));
   }
 }
 
@@ -185,17 +186,17 @@ TEST_CASE("cuda: boxes are copied from device to device, and to the device itsel
       of(from).sends.push_back({int(to), 0, {random.below(6), 0}, box, step});
       of(to).receives.push_back({int(from), 0, {k, random.below(3)}, box, {1, 1}});
     }
-    const auto want = by_threads(four, all);
-    CHECK((run_on_mesh(*device, four, all) == want));
-    CHECK((run_on_mesh(*shared, four, all) == want));
+    const auto expected = by_threads(four, all);
+    CHECK((run_on_mesh(*device, four, all) == expected));
+    CHECK((run_on_mesh(*shared, four, all) == expected));
   }
 }
 
 TEST_CASE("cuda: another order of the ranks in a sum is detected") {
   // In rank order the first 1 is lost, the second one is not.
   const auto drawn = sum_in_order({1e8f, 1, -1e8f, 1});
-  const auto want = by_threads(drawn.mesh, drawn.of_device);
-  CHECK((run_on_mesh(*cuda::make_simulated_device(), drawn.mesh, drawn.of_device) == want));
+  const auto expected = by_threads(drawn.mesh, drawn.of_device);
+  CHECK((run_on_mesh(*cuda::make_simulated_device(), drawn.mesh, drawn.of_device) == expected));
   auto& api = faulty();
   api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
     auto turned = all;  // the message of the last rank is at the place of the first one's
@@ -206,7 +207,7 @@ TEST_CASE("cuda: another order of the ranks in a sum is detected") {
       turned[come[k]].at = all[come[come.size() - 1 - k]].at;
     cuda::simulated().exchange(c, s, turned);
   };
-  CHECK_FALSE((run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device) == want));
+  CHECK_FALSE((run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device) == expected));
 }
 
 TEST_CASE("cuda: a message that is too short is found between processes, too") {
@@ -219,8 +220,8 @@ TEST_CASE("cuda: a message that is too short is found between processes, too") {
     cuda::simulated().exchange(c, s, shorter);
   };
   auto device = device_of(api);
-  auto said = error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); });
-  CHECK(has(said, "sends 3 bytes to rank 2, which receives 4"));
+  auto message = error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); });
+  CHECK(has(message, "sends 3 bytes to rank 2, which receives 4"));
   for (int d = 0; d < 4; ++d) {
     CAPTURE(d);
     auto of_device = error_of([&] { return get(*device, device->allocate(4, d), 4, d); });
@@ -258,10 +259,10 @@ TEST_CASE("cuda: a message that is too short is found, and all devices name the 
     cuda::simulated().exchange(c, s, shorter);
   };
   auto device = device_of(api);
-  auto said = error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); });
-  CHECK(has(said, "in the call of jit at mesh.cpp:1"));
-  CHECK(has(said, "sends 3 bytes to rank"));
-  CHECK(has(said, "which receives 4"));
+  auto message = error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); });
+  CHECK(has(message, "in the call of jit at mesh.cpp:1"));
+  CHECK(has(message, "sends 3 bytes to rank"));
+  CHECK(has(message, "which receives 4"));
   for (int d = 0; d < 4; ++d) {
     CAPTURE(d);
     auto of_device = error_of([&] { return get(*device, device->allocate(4, d), 4, d); });
@@ -275,7 +276,7 @@ TEST_CASE(
     "a device that raises does not affect them") {
   auto drawn = sum_in_order({1, 2, 3, 4});
   auto device = cuda::make_simulated_device();
-  const auto want = by_threads(drawn.mesh, drawn.of_device);
+  const auto expected = by_threads(drawn.mesh, drawn.of_device);
   auto raised = error_of([&] {
     on_devices(
         drawn.mesh,
@@ -286,7 +287,7 @@ TEST_CASE(
     return 0;
   });
   CHECK(raised == "[test] device 2 cannot go on");
-  CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device) == want));
+  CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device) == expected));
   auto shared = device_of(one_card());  // waits on the host raise there
   raised = error_of([&] {
     on_devices(
@@ -300,7 +301,7 @@ TEST_CASE(
     return 0;
   });
   CHECK(has(raised, "[test] device 2 cannot go on"));
-  CHECK((run_on_mesh(*shared, drawn.mesh, drawn.of_device) == want));
+  CHECK((run_on_mesh(*shared, drawn.mesh, drawn.of_device) == expected));
   // The others have requested their part, and raise while they wait.
   const auto began = std::chrono::steady_clock::now();
   auto& api = faulty();
@@ -309,9 +310,10 @@ TEST_CASE(
     if (++calls == 1) cuda::inject_fault(1, "a planted fault");
     cuda::simulated().exchange(c, s, all);
   };
-  auto said = error_of([&] { return run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device); });
-  CHECK(has(said, "device 1 has failed"));
-  CHECK(has(said, "a planted fault"));
+  auto message =
+      error_of([&] { return run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device); });
+  CHECK(has(message, "device 1 has failed"));
+  CHECK(has(message, "a planted fault"));
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(25));
   for (int d = 0; d < 4; ++d) cuda::inject_fault(d, "");
 }

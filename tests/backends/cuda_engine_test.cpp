@@ -35,8 +35,8 @@ using cuda::SimulationCounts;
 NamedArray numbers(const Axis& a, double from = 0) {
   return jit([=] { return arange(a, {.dtype = DType::f32}) + from; }, {.backend = "cpu"})();
 }
-// out[i] = x[i] + 1, `turns` times in sequence.
-Case adds_one(std::int64_t n, std::int64_t turns = 1) {
+// out[i] = x[i] + 1, `iterations` times in sequence.
+Case adds_one(std::int64_t n, std::int64_t iterations = 1) {
   Case c(1);
   const auto x = c.view(false, DType::f32, {n}, Case::dense),
              out = c.view(true, DType::f32, {n}, Case::dense);
@@ -47,9 +47,10 @@ Case adds_one(std::int64_t n, std::int64_t turns = 1) {
   s.fused.outer = 1;
   s.fused.code = {load(x), constant(DType::f32, 1), op(Code::add, DType::f32, {0, 1}),
                   store(out, 2)};
-  Step again = s;  // out += 1
-  again.fused.code[0].view = out;
-  Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns - 1, .body = {again}}};
+  Step repeated = s;  // out += 1
+  repeated.fused.code[0].view = out;
+  Step loop{.kind = Kind::loop,
+            .loop = {.variable = 0, .trips = iterations - 1, .body = {repeated}}};
   c.program.steps = {s, loop};
   c.program.loops = 1;
   c.program.called = "jit at there.cpp:7";
@@ -73,7 +74,7 @@ struct Run {
 TEST_CASE(
     "cuda engine: host access to GPU memory is a segmentation fault, and unwritten memory is NaN") {
   auto device = cuda::make_simulated_device();
-  for (int again = 0; again < 2; ++again) {
+  for (int repeat = 0; repeat < 2; ++repeat) {
     auto memory = device->allocate(4000, 0);
     CHECK(reinterpret_cast<std::uintptr_t>(memory.get()) % 256 == 0);
     CHECK(ends_by([&] { (void)*static_cast<const volatile float*>(memory.get()); }) == SIGSEGV);
@@ -99,16 +100,16 @@ TEST_CASE("cuda engine: boxes of any strides are copied to the GPU, back, and on
     auto box = [&](void* to, const View& into, void* from, const View& of) {
       return Box{dims, bytes_of(d), at(to, into), into.strides, at(from, of), of.strides};
     };
-    auto want = c.results, got = c.results;
-    copy_on_host(box(want[0].data(), y, c.arguments[0].data(), x));
-    copy_on_host(box(want[1].data(), z, want[0].data(), y));
+    auto expected = c.results, got = c.results;
+    copy_on_host(box(expected[0].data(), y, c.arguments[0].data(), x));
+    copy_on_host(box(expected[1].data(), z, expected[0].data(), y));
     auto there = put(*device, c.results[0]), other = put(*device, c.results[1]);
     device->put(box(there.get(), y, c.arguments[0].data(), x), 0);
     device->copy(box(other.get(), z, there.get(), y), 0);
-    CHECK(get(*device, there, want[0].size()) == want[0]);
-    CHECK(get(*device, other, want[1].size()) == want[1]);
+    CHECK(get(*device, there, expected[0].size()) == expected[0]);
+    CHECK(get(*device, other, expected[1].size()) == expected[1]);
     device->get(box(got[1].data(), z, there.get(), y), 0);
-    CHECK(got[1] == want[1]);
+    CHECK(got[1] == expected[1]);
   }
   Bytes large((std::size_t(9) << 20) + 5);  // in several parts
   for (std::size_t i = 0; i < large.size(); ++i) large[i] = std::byte(i * 2654435761u >> 13);
@@ -153,19 +154,19 @@ TEST_CASE("cuda engine: 100 small steps create at most 4 graphs, reuse memory, a
 
 TEST_CASE("cuda engine: a graph for other addresses replaces the oldest one") {
   auto f = jit([](const NamedArray& x) { return x * 2. + 1.; }, {.backend = "cuda-sim"});
-  std::vector<NamedArray> kept;
+  std::vector<NamedArray> retained;
   auto x = numbers(N);
   Since since;
-  for (int k = 0; k < 12; ++k) kept.push_back(f(x));  // each result has its own memory
+  for (int k = 0; k < 12; ++k) retained.push_back(f(x));  // each result has its own memory
   CHECK(since(&SimulationCounts::instances) == 4);
   CHECK(since(&SimulationCounts::updates) == 8);
-  for (auto& y : kept) CHECK(y.doubles() == Doubles{1, 3, 5, 7});
+  for (auto& y : retained) CHECK(y.doubles() == Doubles{1, 3, 5, 7});
 }
 
 TEST_CASE(
     "cuda engine: a program with too many steps for a graph launches step by step, without waits") {
-  for (auto [turns, graphs] : {std::pair{100, 1}, {20000, 1}, {20001, 0}}) {
-    const auto c = adds_one(3, turns);
+  for (auto [iterations, graphs] : {std::pair{100, 1}, {20000, 1}, {20001, 0}}) {
+    const auto c = adds_one(3, iterations);
     Run r(c);
     Since since;
     r.run();
@@ -174,7 +175,7 @@ TEST_CASE(
     const auto offset = std::size_t(c.program.steps[0].fused.code[3].view.offset);
     const auto from = std::size_t(c.program.steps[0].fused.code[0].view.offset);
     CHECK(floats_of(r.result())[offset] ==
-          doctest::Approx(floats_of(c.arguments[0])[from] + turns));
+          doctest::Approx(floats_of(c.arguments[0])[from] + iterations));
   }
 }
 
@@ -192,13 +193,13 @@ TEST_CASE(
   for (bool flag : {true, false, true}) {
     auto which = jit([=](const NamedArray& v) { return sum(v) > (flag ? 0. : 1000.); },
                      {.backend = "cpu"})(x);
-    auto want = on_host(x, which).doubles();
+    auto expected = on_host(x, which).doubles();
     f(x, which);
     Since since;
     auto y = f(x, which);
     CHECK(since(&SimulationCounts::graphs) == 1);
     CHECK(since(&SimulationCounts::waits) == 0);
-    CHECK(y.doubles() == want);
+    CHECK(y.doubles() == expected);
   }
   CHECK(from_start(&SimulationCounts::ifs) > 0);
 }
@@ -209,9 +210,9 @@ namespace {
 // skipped, too.
 Case skipped_products(unsigned seed, DType d) {
   Case c(seed);
-  const std::int64_t turns = 5;
-  const auto flags = c.view(false, DType::boolean, {turns}, Case::dense);
-  for (std::int64_t t = 0; t < turns; ++t)
+  const std::int64_t iterations = 5;
+  const auto flags = c.view(false, DType::boolean, {iterations}, Case::dense);
+  for (std::int64_t t = 0; t < iterations; ++t)
     c.arguments[0][std::size_t(flags.offset + t)] = std::byte(c.random.coin());
   random_contract(c, {2}, {3}, {4}, {5}, d, d, c.random.coin(), seed % 3 == 0);
   auto step = c.program.steps[0];
@@ -223,12 +224,13 @@ Case skipped_products(unsigned seed, DType d) {
   if (seed % 4 == 3) {  // in a part of the iteration only
     Step other = skip;
     other.skip.unless.terms[0].stride = -1;
-    other.skip.unless.offset += turns - 1;
+    other.skip.unless.offset += iterations - 1;
     Step part{.kind = Kind::loop,
               .loop = {.variable = -1, .trips = 1, .body = {skip, other, step}}};
     body = {part};
   }
-  c.program.steps = {{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns, .body = body}}};
+  c.program.steps = {
+      {.kind = Kind::loop, .loop = {.variable = 0, .trips = iterations, .body = body}}};
   c.program.loops = 1;
   return c;
 }
@@ -240,14 +242,14 @@ TEST_CASE("cuda engine: matmuls of skipped iterations leave visible memory uncha
     CAPTURE(seed);
     const auto d = seed % 2 ? DType::bf16 : DType::f32;
     const auto c = skipped_products(seed, d);
-    const auto want = c.run(*reference::make_reference_device());
+    const auto expected = c.run(*reference::make_reference_device());
     for (bool ifs : {true, false}) {
       CAPTURE(ifs);
       auto& api = faulty();
       if (!ifs) api.has_ifs = [] { return false; };
       Since since;
       const auto got = c.run(*device_of(api));
-      CHECK(difference(d, got[0], want[0], 5 * tolerance(d)) == "");
+      CHECK(difference(d, got[0], expected[0], 5 * tolerance(d)) == "");
       CHECK((since(&SimulationCounts::ifs) > 0) == ifs);
     }
   }
@@ -258,22 +260,22 @@ TEST_CASE(
   const auto c = skipped_products(3, DType::f32);
   const auto device = device_of(cuda::simulated());
   auto executable = device->compile(std::make_shared<const Program>(c.program));
-  const auto want = c.run(*reference::make_reference_device());
+  const auto expected = c.run(*reference::make_reference_device());
   const auto arena = device->allocate(c.program.arena_bytes, 0);
-  std::vector<Memory> kept;
+  std::vector<Memory> retained;
   for (int k = 0; k < 7; ++k) {  // more than the cache holds
     std::vector<void*> in, out;
     for (auto* all : {&c.arguments, &c.results})
       for (auto& b : *all) {
-        kept.push_back(put(*device, b));
-        (all == &c.results ? out : in).push_back(kept.back().get());
+        retained.push_back(put(*device, b));
+        (all == &c.results ? out : in).push_back(retained.back().get());
       }
 
     Since since;
     executable->run(in, out, arena.get(), nullptr);
     CHECK(since(&SimulationCounts::updates) == (k < 4 ? 0 : 1));
-    const auto got = get(*device, kept.back(), c.results.back().size());
-    CHECK(difference(DType::f32, got, want.back(), 5 * tolerance(DType::f32)) == "");
+    const auto got = get(*device, retained.back(), c.results.back().size());
+    CHECK(difference(DType::f32, got, expected.back(), 5 * tolerance(DType::f32)) == "");
   }
 }
 
@@ -285,15 +287,15 @@ TEST_CASE("cuda engine: collectives and conditional parts do not share a graph")
   api.wait(stream);
   api.begin_graph(stream);
   api.exchange(join, stream, {{0, true, memory, 64}, {0, false, memory, 64}});
-  cuda::Launch tells{.source =
-                         "struct NAME_words { Word w[1]; };\nextern \"C\" void "
-                         "cudaGraphSetConditional(unsigned long long, "
-                         "unsigned);\nextern \"C\" void NAME(const NAME_words a) { "
-                         "cudaGraphSetConditional(a.w[0], 1); }\n",
-                     .arguments = {cuda::KernelArgument{}}};
+  cuda::Launch condition{.source =
+                             "struct NAME_words { Word w[1]; };\nextern \"C\" void "
+                             "cudaGraphSetConditional(unsigned long long, "
+                             "unsigned);\nextern \"C\" void NAME(const NAME_words a) { "
+                             "cudaGraphSetConditional(a.w[0], 1); }\n",
+                         .arguments = {cuda::KernelArgument{}}};
   std::int64_t words[1] = {};
   const auto inside =
-      api.begin_if(stream, api.compile(50, {cuda::named(tells.source)})[0], tells, words);
+      api.begin_if(stream, api.compile(50, {cuda::named(condition.source)})[0], condition, words);
   api.copy(inside, memory, static_cast<char*>(memory) + 128, 64);
   api.end_if(inside);
   CHECK(has(error_of([&] { return api.end_graph(stream); }), "NCCL does not support this"));
@@ -314,16 +316,16 @@ TEST_CASE(
     Run good(c), bad(c, "", api);
     good.run();
     bad.run();  // returns
-    const std::string want =
+    const std::string expected =
         "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it "
         "cannot run any more programs; "
         "HALIAX_CUDA=sync finds the step";
-    CHECK(error_of([&] { return bad.result(); }) == want);
+    CHECK(error_of([&] { return bad.result(); }) == expected);
     CHECK(error_of([&] {
             bad.run();
             return 0;
-          }) == want);
-    CHECK(error_of([&] { return bad.device->allocate(4, 0); }) == want);
+          }) == expected);
+    CHECK(error_of([&] { return bad.device->allocate(4, 0); }) == expected);
   }
   cuda::inject_fault(0, "");
   {
@@ -393,10 +395,10 @@ TEST_CASE("cuda engine: insufficient memory raises before anything runs") {
   cuda::set_simulated_memory(0, 0);
   auto there = f();
   Since since;
-  const auto said = error_of([&] { return there(x); });
-  CHECK(has(said, "[memory] jit at cuda_engine_test.cpp"));
-  CHECK(has(said, " bytes in addition to its arguments"));
-  CHECK(has(said, "device 0 of cuda-sim has"));
+  const auto message = error_of([&] { return there(x); });
+  CHECK(has(message, "[memory] jit at cuda_engine_test.cpp"));
+  CHECK(has(message, " bytes in addition to its arguments"));
+  CHECK(has(message, "device 0 of cuda-sim has"));
   CHECK(since(&SimulationCounts::kernels) == 0);
   CHECK(
       has(error_of([&] { return here(x); }), "bytes are requested, but device 0 of cuda-sim has"));
@@ -417,9 +419,9 @@ TEST_CASE("cuda engine: memory for matmuls of skipped iterations is counted befo
   const auto more = cuda::sequence_of(*program, 0, {}).shadow_bytes;
   REQUIRE(more > 0);
   cuda::set_simulated_memory(0, cuda::simulated_memory(0).now + c.program.peak_bytes);
-  const auto said = error_of([&] { device->compile(program); });
+  const auto message = error_of([&] { device->compile(program); });
   cuda::set_simulated_memory(0, all);
-  CHECK(has(said, "matmuls of skipped iterations "));
+  CHECK(has(message, "matmuls of skipped iterations "));
   device->compile(program);
 }
 
@@ -428,11 +430,11 @@ TEST_CASE("cuda engine: a plan that is too large reports its largest purposes") 
   c.program.arena_bytes = 0;
   c.program.peak_bytes = std::int64_t(1) << 50;
   c.program.at_peak = {{"scratch", 5}, {"activations", 900}, {"gradients", 70}, {"gaps", 1}};
-  const auto said = error_of(
+  const auto message = error_of(
       [&] { return cuda::make_simulated_device()->compile(std::make_shared<Program>(c.program)); });
-  CHECK(
-      has(said, "jit at there.cpp:7 requires 1125899906842624 bytes in addition to its arguments"));
-  CHECK(has(said, "activations 900, gradients 70, scratch 5"));
+  CHECK(has(message,
+            "jit at there.cpp:7 requires 1125899906842624 bytes in addition to its arguments"));
+  CHECK(has(message, "activations 900, gradients 70, scratch 5"));
 }
 
 TEST_CASE(
@@ -450,10 +452,10 @@ TEST_CASE(
   auto x = numbers(N);
   debug::set_output([](std::string_view line) { lines.emplace_back(line); });
   on_host(on_host(x));
-  const auto want = std::exchange(lines, {});
+  const auto expected = std::exchange(lines, {});
   f(f(x));
-  CHECK(want.size() == 4);
-  CHECK(lines == want);
+  CHECK(expected.size() == 4);
+  CHECK(lines == expected);
   CHECK(has(error_of([&] { return f(x * 100.); }), "[check] too much"));
   CHECK(f(x).doubles() == Doubles{0, 2, 4, 6});
   debug::set_output(nullptr);
@@ -516,19 +518,19 @@ TEST_CASE("cuda engine: a mesh communicates the planned bytes, and requests each
     return std::pair{w - slope * 0.01, value};
   };
   const Axis Wide("embed", 64), Rows("batch", 32);
-  for (auto* cut : {"batch", "embed"}) {
-    CAPTURE(cut);
+  for (auto* sharded_axis : {"batch", "embed"}) {
+    CAPTURE(sharded_axis);
     auto f = named_jit(step, {.donate = {0},
                               .backend = "cuda-sim",
                               .mesh = Mesh{{{"data", 4}}},
-                              .axis_resources = Mapping{{cut, "data"}}});
+                              .axis_resources = Mapping{{sharded_axis, "data"}}});
     auto x = random::normal(random::key(1), {Rows, Wide}).eval();
     auto now = f(numbers(Wide), x).first;
     for (int k = 0; k < 3; ++k) now = f(now, x).first;
     now.doubles();
     // a block that is freed late leads to another address, and so to another graph
     bool all_there = false;
-    for (int again = 0; again < 8 && !all_there; ++again) {
+    for (int attempt = 0; attempt < 8 && !all_there; ++attempt) {
       Since since;
       for (int k = 0; k < 5; ++k) now = f(now, x).first;
       CHECK(since(&SimulationCounts::waits) == 0);
@@ -553,12 +555,12 @@ TEST_CASE("cuda engine: several devices of a mesh share one GPU on request") {
       {.backend = "cuda-sim", .mesh = three, .axis_resources = Mapping{{"rows", "first"}}});
   auto x = numbers(Rows, 1);
   cuda::set_simulated_gpus(1);
-  const auto said = error_of([&] { return f(x); });
-  CHECK(has(said,
+  const auto message = error_of([&] { return f(x); });
+  CHECK(has(message,
             "[named_jit] the mesh (first=3) has 3 devices, but backend cuda-sim has 1; "
             "set_devices(3) or HALIAX_DEVICES=3 "
             "adds them there"));
-  Devices asked(3);
+  Devices requested(3);
   Since since;
   for (int k = 0; k < 3; ++k) {
     auto [running, total] = f(x);

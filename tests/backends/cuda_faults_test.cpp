@@ -96,22 +96,23 @@ Case product(DType d = DType::f32) {
 }
 // Returns true if the fault is found: by an error, or by results that are not bitwise identical.
 bool is_found(const Case& c, const cuda::Api& api) {
-  const auto want = c.run(*cuda::make_simulated_device());
+  const auto expected = c.run(*cuda::make_simulated_device());
   std::vector<Bytes> got;
-  const auto said = error_of([&] {
+  const auto message = error_of([&] {
     got = c.run(*device_of(api));
     return 0;
   });
   cuda::inject_fault(0, "");
-  return !said.empty() || got != want;
+  return !message.empty() || got != expected;
 }
-std::function<void(cuda::Product&)> told;  // changes a matmul before the library receives it
+// Changes a matmul before the library receives it.
+std::function<void(cuda::Product&)> change_product;
 cuda::Api& telling(std::function<void(cuda::Product&)> change) {
-  told = std::move(change);
+  change_product = std::move(change);
   auto& api = faulty();
   api.make_product = [](int d, const cuda::Product& p, const cuda::CudaOptions& w) {
     auto other = p;
-    told(other);
+    change_product(other);
     return cuda::simulated().make_product(d, other, w);
   };
   return api;
@@ -159,13 +160,13 @@ TEST_CASE("cuda faults: a store past the end is found") {
           made(c);
           return 0;
         }) == "");
-  const auto said = error_of([&] {
+  const auto message = error_of([&] {
     made(c, [](std::string text) {
       return changed(std::move(text), "few_there<4>(", "few_there<4>(1 + ");
     });
     return 0;
   });
-  CHECK(has(said, "past the end of"));
+  CHECK(has(message, "past the end of"));
 }
 TEST_CASE("cuda faults: a store one pass early is found") {
   // more than registers or shared memory hold: each pass reads the rows again
@@ -224,13 +225,13 @@ TEST_CASE("cuda faults: partial sums in the dtype of the result are found") {
     for (std::size_t i = 0; i < b.size(); i += 2) scalar::store(DType::bf16, &b[i], {1, 0});
   for (std::size_t i = 0; i < 5; ++i)
     scalar::store(DType::bf16, &c.arguments[0][(16 + 7 * i) * 2], {256, 0});
-  static cuda::Product whole;  // in columns: a is (n, k), b is (k, m)
-  auto& api = telling([](auto& p) { whole = p; });
+  static cuda::Product full;  // in columns: a is (n, k), b is (k, m)
+  auto& api = telling([](auto& p) { full = p; });
   api.multiply = [](cuda::Handle s, cuda::Handle, const void* a, const void* b, void* out,
                     void* workspace) {
-    auto part = whole;
+    auto part = full;
     part.a.cols = part.b.rows = 1;
-    for (std::int64_t k = 0; k < whole.b.rows; ++k) {
+    for (std::int64_t k = 0; k < full.b.rows; ++k) {
       part.accumulate = k > 0;
       part.a.alignment = part.b.alignment = 2;
       cuda::simulated().multiply(s, cuda::simulated().make_product(0, part, {}),

@@ -26,10 +26,10 @@ void plan_scratch(Case& c, Device& device) {
 void compare_there(Case& c, double scale = 4) {
   const auto device = cuda::make_simulated_device();
   plan_scratch(c, *device);
-  const auto got = c.run(*device), want = c.run(*reference::make_reference_device());
-  for (std::size_t r = 0; r < want.size(); ++r)
-    CHECK(difference(c.result_dtypes[r], got[r], want[r], scale * tolerance(c.result_dtypes[r])) ==
-          "");
+  const auto got = c.run(*device), expected = c.run(*reference::make_reference_device());
+  for (std::size_t r = 0; r < expected.size(); ++r)
+    CHECK(difference(c.result_dtypes[r], got[r], expected[r],
+                     scale * tolerance(c.result_dtypes[r])) == "");
   CHECK(c.run(*device) == got);  // bitwise identical in every run
 }
 // Rows of (rows, n), from an offset, with a gap after each row.

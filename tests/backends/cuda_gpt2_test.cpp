@@ -27,9 +27,9 @@ namespace {
 
 struct Counts {
   std::set<std::string> texts;
-  // `packings`: kernels that pack operands before a matmul. `behind`: kernels that copy the result
-  // of a matmul into place (sequence.h). `own`: kernels in place of a matmul.
-  std::int64_t kernels = 0, products = 0, packings = 0, behind = 0, own = 0;
+  // `packings`: kernels that pack operands before a matmul. `result_copies`: kernels that copy the
+  // result of a matmul into place (sequence.h). `own`: kernels in place of a matmul.
+  std::int64_t kernels = 0, products = 0, packings = 0, result_copies = 0, own = 0;
   std::int64_t nests = 0, copies = 0;  // kernels of loops with parallel slots; copy kernels
 };
 void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
@@ -53,7 +53,7 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
     if (std::any_of(here, items.end(), is_product))
       into.packings += times;
     else
-      (std::any_of(items.begin(), here, is_product) ? into.behind : into.own) += times;
+      (std::any_of(items.begin(), here, is_product) ? into.result_copies : into.own) += times;
   }
 }
 // Adds the launches of nests, each source once.
@@ -107,10 +107,10 @@ TEST_CASE(
     cuda::join_equal(sequence, *c.program);
     Counts n;
     count(sequence.items, 1, n);
-    MESSAGE(n.kernels, " kernels, ", n.products, " products, ", n.packings, " packings, ", n.behind,
-            " kernels behind products, ", cuda::steps_in_graph(sequence.items),
+    MESSAGE(n.kernels, " kernels, ", n.products, " products, ", n.packings, " packings, ",
+            n.result_copies, " kernels behind products, ", cuda::steps_in_graph(sequence.items),
             " steps in the graph, ", c.program->peak_bytes, " bytes");
-    CHECK(n.behind == (parts ? 0 : 4));
+    CHECK(n.result_copies == (parts ? 0 : 4));
     CHECK(n.packings == 2);
     CHECK(cuda::steps_in_graph(sequence.items) < 700);
     CHECK(c.program->peak_bytes < 23e9);
@@ -130,7 +130,7 @@ TEST_CASE(
   cuda::join_equal(sequence, *c.program);
   count(sequence.items, 1, n);
   MESSAGE(n.texts.size(), " texts, ", n.kernels, " kernels (", one_by_one.kernels, " one by one), ",
-          n.products, " products, ", n.packings, " packings, ", n.behind,
+          n.products, " products, ", n.packings, " packings, ", n.result_copies,
           " kernels behind products, ", n.own, " by our own kernel, ", n.nests, " nests, ",
           n.copies, " copies, ", cuda::steps_in_graph(sequence.items), " steps in the graph, ",
           sequence.flags, " flags, ", c.program->peak_bytes, " bytes");
@@ -221,19 +221,19 @@ TEST_CASE(
 // iterations.
 TEST_CASE("cuda: an iteration of one fused step is one node of a graph") {
   const auto device = cuda::make_simulated_device();
-  const Axis Turns("turns", 4000), Wide("n", 1024);
+  const Axis Iterations("turns", 4000), Wide("n", 1024);
   Compilation c;
   c.options.device = device.get();
   auto input = [](const Axis& a) { return NamedArray(prim::input({a}, DType::f32)); };
   detail::Tracing tracing;
-  const auto x = input(Wide), by = input(Turns);
+  const auto x = input(Wide), by = input(Iterations);
   c.inputs = {x.node(), by.node()};
   c.roots = {
-      fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x, by)
+      fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Iterations)(x, by)
           .node()};
   run(c);
   const auto nodes = cuda::steps_in_graph(
       cuda::sequence_of(*c.program, cuda::shared_limit_of(90), {.parts = true}).items);
-  CHECK(nodes >= Turns.size);
-  CHECK(nodes <= Turns.size + 2);
+  CHECK(nodes >= Iterations.size);
+  CHECK(nodes <= Iterations.size + 2);
 }

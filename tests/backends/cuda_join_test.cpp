@@ -35,7 +35,7 @@ Step scaled(const View& from, const View& to, std::int64_t n, double by) {
   return s;
 }
 // Steps that are equal up to their size, each with its own operand and result.
-Case alike(int count, std::int64_t most) {
+Case equal_steps(int count, std::int64_t most) {
   Case c(3);
   for (int k = 0; k < count; ++k) {
     const auto n = 1 + c.random.below(most);
@@ -54,7 +54,7 @@ TEST_CASE(
   // 5 of 511 words for each step, minus the shared ones
   for (auto [count, launches] : {std::pair{2, 1}, {5, 1}, {80, 1}, {81, 1}, {103, 2}}) {
     CAPTURE(count);
-    const auto c = alike(count, 3000);
+    const auto c = equal_steps(count, 3000);
     const auto one_by_one = run(c, "sync"), got = run(c, "eager");
     CHECK(one_by_one.kernels == count);
     CHECK(got.kernels == launches);
@@ -116,7 +116,7 @@ TEST_CASE("cuda join: merged kernels compile for GPUs, without spills and withou
     left_out("texts of several in one", "not compiled: no NVRTC here");
     return;
   }
-  auto c = alike(5, 3000);
+  auto c = equal_steps(5, 3000);
   cuda::Sequence s = cuda::sequence_of(c.program, 0);
   cuda::join_equal(s, c.program);
   REQUIRE(s.items.size() == 1);

@@ -43,12 +43,12 @@ auto compiled(const Attention& f, const char* backend) {
 void same(const char* what, const Attention& f, const Parts& p, double tolerance) {
   CAPTURE(std::string(what));
   const auto products = cuda::simulation_counts().products;
-  auto got = compiled(f, "cuda-sim")(p), want = compiled(f, "cpu")(p);
+  auto got = compiled(f, "cuda-sim")(p), expected = compiled(f, "cpu")(p);
   CHECK(cuda::simulation_counts().products == products);  // all matmuls are parts of kernels
-  REQUIRE(got.size() == want.size());
+  REQUIRE(got.size() == expected.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     CAPTURE(k);
-    auto x = got[k].astype(DType::f64), y = want[k].astype(DType::f64);
+    auto x = got[k].astype(DType::f64), y = expected[k].astype(DType::f64);
     CHECK(max(abs(x - y)).item() <= tolerance * (1 + max(abs(y)).item()));
   }
 }
@@ -65,19 +65,19 @@ View at(int slot, DType d, Dims strides, int loop = -1, std::int64_t step = 0) {
 }
 // out[t] = exp(x[t] y[t]) z, in f32 between; t: iterations. m, k, l, n are odd on purpose. far:
 // additional bytes per iteration.
-Case turns(DType d, std::int64_t far = 0) {
+Case loop_case(DType d, std::int64_t far = 0) {
   constexpr std::int64_t trips = 5, m = 61, k = 37, l = 67, n = 33;
   Case c(7);
   const int x = c.slot(false, d, trips * m * k), y = c.slot(false, d, trips * k * l),
             z = c.slot(false, d, l * n), out = c.slot(true, DType::f32, trips * m * n);
   auto& p = c.program;
-  auto of_turn = [&](std::int64_t bytes, std::int64_t offset) {
+  auto per_iteration = [&](std::int64_t bytes, std::int64_t offset) {
     p.slots.push_back({.bytes = bytes, .offset = offset});
     return int(p.slots.size()) - 1;
   };
   const auto scores_bytes = aligned(m * l * 4), weights_bytes = aligned(m * l * bytes_of(d));
-  const int scores = of_turn(m * l * 4, 64),
-            weights = of_turn(m * l * bytes_of(d), 64 + scores_bytes + far);
+  const int scores = per_iteration(m * l * 4, 64),
+            weights = per_iteration(m * l * bytes_of(d), 64 + scores_bytes + far);
   p.loops = 1;
   auto& loop = c.add(Kind::loop).loop;
   loop.variable = 0;
@@ -176,19 +176,19 @@ TEST_CASE(
   const auto first = f(p);
   for (auto& x : first) x.eval();
   const auto before = cuda::simulation_counts();
-  const auto again = f(p);
+  const auto repeated = f(p);
   CHECK(cuda::simulation_counts().kernels - before.kernels <= 8);
-  for (std::size_t k = 0; k < first.size(); ++k) CHECK(all(first[k] == again[k]).item());
+  for (std::size_t k = 0; k < first.size(); ++k) CHECK(all(first[k] == repeated[k]).item());
 }
 TEST_CASE("cuda nest: matmuls of any strides match, in shared memory and outside of it") {
   for (auto d : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32})
     for (std::int64_t far : {0, 300 << 10}) {
       CAPTURE(name_of(d));
       CAPTURE(far);
-      const auto c = turns(d, far);
+      const auto c = loop_case(d, far);
       const auto got = c.run(*cuda::make_simulated_device()),
-                 want = c.run(*reference::make_reference_device());
-      CHECK(difference(DType::f32, got[0], want[0],
+                 expected = c.run(*reference::make_reference_device());
+      CHECK(difference(DType::f32, got[0], expected[0],
                        d == DType::bf16  ? 1e-2
                        : d == DType::f16 ? 2e-3
                                          : 2e-5) == "");
@@ -196,7 +196,7 @@ TEST_CASE("cuda nest: matmuls of any strides match, in shared memory and outside
 }
 
 TEST_CASE("cuda nest: planted faults are found") {
-  const auto c = turns(DType::f32);
+  const auto c = loop_case(DType::f32);
   const auto right = planted(c, [](auto text) { return text; });
   CHECK(right.second == "");
   // after the weights
@@ -208,7 +208,7 @@ TEST_CASE("cuda nest: planted faults are found") {
   CHECK(has(far.second, "past the end of its shared memory"));
 }
 TEST_CASE("cuda nest: loops that are unsuitable for one kernel are refused") {
-  auto c = turns(DType::f32);
+  auto c = loop_case(DType::f32);
   auto& loop = c.program.steps[0].loop;
   CHECK(cuda::nest_parallel_slots(loop, 5, 60 << 10) == 1);
   CHECK(cuda::nest_parallel_slots(loop, 5, 300 << 10) == 5);
@@ -235,7 +235,7 @@ TEST_CASE("cuda nest: kernels compile for GPUs, without spills and stack") {
     for (int sm : {80, 90, 100}) {
       CAPTURE(name_of(d));
       CAPTURE(sm);
-      const auto c = turns(d, 300 << 10);
+      const auto c = loop_case(d, 300 << 10);
       const auto text = cuda::named(cuda::nest_launch(c.program.steps[0].loop, c.program,
                                                       cuda::shared_limit_of(sm))
                                         .source)

@@ -15,7 +15,7 @@ using cuda::Gpus;
 
 namespace {
 
-std::string said_of(const Gpus& c) {
+std::string error_for(const Gpus& c) {
   return error_of([&] {
     cuda::require_gpus(c);
     return 0;
@@ -30,19 +30,19 @@ bool is_built() {
 
 TEST_CASE("cuda: each missing requirement of a machine is reported") {
   Gpus c{13000, 13000, "", {{"NVIDIA H100", 90}}};
-  CHECK(said_of(c) == "");
+  CHECK(error_for(c) == "");
   c.gpus.push_back({"Tesla T4", 75});
-  CHECK(has(said_of(c), "[cuda] GPU 1 (Tesla T4) is of sm_75, but sm_80 or newer is required"));
+  CHECK(has(error_for(c), "[cuda] GPU 1 (Tesla T4) is of sm_75, but sm_80 or newer is required"));
   c.gpus.clear();
-  CHECK(has(said_of(c), "[cuda] no GPU is visible; CUDA_VISIBLE_DEVICES"));
-  c.says = "out of order";
-  CHECK(has(said_of(c), "[cuda] the GPUs cannot be queried: out of order"));
+  CHECK(has(error_for(c), "[cuda] no GPU is visible; CUDA_VISIBLE_DEVICES"));
+  c.error = "out of order";
+  CHECK(has(error_for(c), "[cuda] the GPUs cannot be queried: out of order"));
   c.driver = 12020;
-  CHECK(has(said_of(c),
+  CHECK(has(error_for(c),
             "[cuda] the driver is too old: it is for CUDA 12.2, but CUDA 13.0 is required"));
   c.driver = 0;
-  CHECK(has(said_of(c), "[cuda] there is no NVIDIA driver (libcuda.so.1) on this machine"));
-  CHECK(said_of({13020, 13000, "", {{"NVIDIA A100", 80}}}) == "");
+  CHECK(has(error_for(c), "[cuda] there is no NVIDIA driver (libcuda.so.1) on this machine"));
+  CHECK(error_for({13020, 13000, "", {{"NVIDIA A100", 80}}}) == "");
 }
 
 TEST_CASE("cuda: the options of HALIAX_CUDA are parsed") {
@@ -69,6 +69,6 @@ TEST_CASE("cuda: the plugin plans without a GPU, and reports why it cannot run" 
   auto x = arange(Axis("n", 1000), {.dtype = DType::f32});
   f.plan(x);
   CHECK(f.report().peak_bytes > 0);
-  auto said = error_of([&] { return f(x); });
-  CHECK(said.starts_with("[cuda] "));
+  auto message = error_of([&] { return f(x); });
+  CHECK(message.starts_with("[cuda] "));
 }

@@ -51,7 +51,7 @@ Step step_of(Dims batch, std::int64_t m, std::int64_t n, std::int64_t k, Dims x_
 
 TEST_CASE("cuda: cuBLASLt receives the same descriptions as the simulation") {
   if (!cuda::has_cublas()) left_out("what cuBLASLt is told", "not read back: no cuBLASLt here");
-  int told = 0;
+  int described = 0;
   for (unsigned seed = 0; seed < 300; ++seed) {
     Case c(seed);
     constexpr DType dtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
@@ -60,17 +60,17 @@ TEST_CASE("cuda: cuBLASLt receives the same descriptions as the simulation") {
                     random_sizes(c, 2), in, out, c.random.coin(), c.random.coin());
     c.program.steps[0].scratch = 0;
     for (auto& p : products_of(c.program.steps[0])) {
-      ++told;
+      ++described;
       if (!cuda::has_cublas()) continue;
       CAPTURE(seed);
       cuda::CublasProduct there(p);
-      auto read = there.told();
+      auto read = there.description();
       read.accumulate = p.accumulate;  // passed with each call
       CHECK(read == p);
       CHECK(there.reduction_schemes() == 2);  // none, or in the compute dtype
     }
   }
-  CHECK(told > 300);
+  CHECK(described > 300);
 }
 
 TEST_CASE("cuda: a matmul with a false description is refused") {
@@ -166,8 +166,8 @@ TEST_CASE("cuda: a matmul that would be accumulated in parts is packed if that m
   c.program.steps = {step(400, 24, 5)};
   c.program.arena_bytes = c.program.steps[0].scratch_bytes;
   const auto got = c.run(*cuda::make_simulated_device()),
-             want = c.run(*reference::make_reference_device());
-  CHECK(difference(DType::f32, got[0], want[0], 2e-6) == "");
+             expected = c.run(*reference::make_reference_device());
+  CHECK(difference(DType::f32, got[0], expected[0], 2e-6) == "");
 }
 
 TEST_CASE(
@@ -181,18 +181,18 @@ TEST_CASE(
   c.slot(true, DType::bf16, m * n);
   c.program.steps = {s};
   const auto device = cuda::make_simulated_device();
-  const auto want = c.run(*device)[0];
+  const auto expected = c.run(*device)[0];
   auto& measured = dynamic_cast<Measured&>(*device);
   const auto x = put(*device, c.arguments[0]), y = put(*device, c.arguments[1]),
              out = put(*device, c.results[0]);
   const auto all = measured.library_products(s, {x.get(), y.get(), out.get()}, 0);
   REQUIRE(all.size() == 1);
-  CHECK(get(*device, out, want.size()) != want);
+  CHECK(get(*device, out, expected.size()) != expected);
   const auto from = measured.now(0);
   all[0]();
   const auto to = measured.now(0);
   CHECK(measured.seconds(from, to) > 0);
-  CHECK(get(*device, out, want.size()) == want);
+  CHECK(get(*device, out, expected.size()) == expected);
   CHECK(measured.seconds(to, from) < 0);
   auto& api = cuda::simulated();
   const std::shared_ptr<void> event(api.make_event(0), api.end_event);
@@ -217,12 +217,12 @@ TEST_CASE("cuda: rows of large arrays that matmuls write or read are aligned for
   };
   auto there = jit(f, {.backend = "cuda-sim", .scores_budget = most_bytes});
   auto here = jit(f, {.backend = "cpu", .scores_budget = most_bytes});
-  const auto got = there(x, w), want = here(x, w);
+  const auto got = there(x, w), expected = here(x, w);
   auto far = [](const NamedArray& a, const NamedArray& b) {
     return max(abs(a.astype(DType::f32) - b.astype(DType::f32))).item();
   };
-  CHECK(far(got.first, want.first) < 0.05);
-  CHECK(far(got.second, want.second) < 0.3);
+  CHECK(far(got.first, expected.first) < 0.05);
+  CHECK(far(got.second, expected.second) < 0.3);
   // 2,016 bytes per row: a multiple of 16
   CHECK(there.report().program.find("[1008 1]") != std::string::npos);
   CHECK(here.report().program.find("[1008 1]") == std::string::npos);

@@ -119,13 +119,13 @@ TEST_CASE("cuda scatter: planted faults are found") {
   for (auto update : {Update::set, Update::add}) {
     Case c(5);
     add_scatter(c, DType::f32, update, {3, 333, 45, 9});
-    const auto want = reference_bits(c);
-    CHECK(planted(c, [](auto text) { return text; }).first == want);
+    const auto expected = reference_bits(c);
+    CHECK(planted(c, [](auto text) { return text; }).first == expected);
     for (auto& [what, by] : update == Update::set ? order : all) {
       CAPTURE(what);
       const auto got =
           planted(c, [what = what, by = by](auto text) { return changed(text, what, by); });
-      CHECK((got.first != want || got.second != ""));
+      CHECK((got.first != expected || got.second != ""));
     }
   }
 }

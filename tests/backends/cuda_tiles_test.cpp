@@ -45,9 +45,9 @@ Instr number(DType d, double x) {
 
 // In each of 2 iterations: s = q k^T, p = softmax(s under a mask), o = p v, ds = p * (do v^T -
 // rowsum(p * do v^T)), dk += ds^T q.
-class Turns {
+class AttentionLoop {
  public:
-  explicit Turns(const Shape& shape) : c(11), n_(shape), d_(shape.dtype) {
+  explicit AttentionLoop(const Shape& shape) : c(11), n_(shape), d_(shape.dtype) {
     const auto line = n_.terms + n_.gap;
     const int q = c.slot(false, d_, 2 * n_.rows * line), k = c.slot(false, d_, n_.columns * line),
               v = c.slot(false, d_, n_.columns * line), seen = c.slot(false, DType::boolean, 64),
@@ -60,21 +60,21 @@ class Turns {
     const auto wide = n_.rows * n_.columns;
     const int s = own(wide * 2), e = own(wide * 4), p32 = own(wide * 4), ds = own(wide * 2),
               weights = own(n_.rows * 4), sums = own(n_.rows * 4), none = own(64), made = own(64),
-              turn = 0;
+              variable = 0;
     p().loops = 8;
     Step outer{.kind = Kind::loop};
     auto& l = outer.loop;
-    l.variable = turn;
+    l.variable = variable;
     l.trips = 2;
     l.parallel_slots = 1;
-    q_ = at(q, d_, {line, 0, 1}, 0, {{.loop = turn, .stride = n_.rows * line}});
+    q_ = at(q, d_, {line, 0, 1}, 0, {{.loop = variable, .stride = n_.rows * line}});
     const Dims of_keys = n_.across ? Dims{1, n_.columns} : Dims{line, 1};
     auto& b = l.body;
     products(b, seen, {n_.rows, 0, n_.terms}, q_, at(k, d_, {0, of_keys[0], of_keys[1]}),
              at(s, d_, {n_.columns, 1, 0}), false);
     b.push_back(softmax(s, e, sums, weights, p32));
     b.push_back(
-        sums_out(sums, at(all_sums, DType::f32, {1}, 0, {{.loop = turn, .stride = n_.rows}})));
+        sums_out(sums, at(all_sums, DType::f32, {1}, 0, {{.loop = variable, .stride = n_.rows}})));
     const int later = n_.follows ? made : seen;
     if (n_.follows) {
       b.push_back(no_weight(weights, none));
@@ -82,9 +82,9 @@ class Turns {
     }
 
     const View out = at(o, DType::f32, {n_.terms, 1, 0}, 0,
-                        {{.loop = turn, .stride = n_.rows * n_.terms}}),
+                        {{.loop = variable, .stride = n_.rows * n_.terms}}),
                keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0,
-                         {{.loop = turn, .stride = n_.columns * n_.terms}});
+                         {{.loop = variable, .stride = n_.columns * n_.terms}});
     b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32));
     b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
     products(b, n_.follows ? made : -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}),
@@ -116,7 +116,7 @@ class Turns {
   // a flag unless `flags` is negative.
   void products(std::vector<Step>& to, int flags, std::array<std::int64_t, 3> mnk, const View& a,
                 const View& b, const View& out, bool adds) {
-    const auto whole = n_.columns / n_.width, rest = n_.columns % n_.width;
+    const auto full_blocks = n_.columns / n_.width, rest = n_.columns % n_.width;
     const auto dim = std::size_t(std::find(mnk.begin(), mnk.end(), 0) - mnk.begin());
     auto block = [&](std::int64_t first, std::int64_t size, std::int64_t trips) {
       Step s{.kind = Kind::contract, .op = adds ? "sum" : "dot", .where = "model.cpp:5"},
@@ -143,8 +143,8 @@ class Turns {
       }
       to.push_back(all);
     };
-    block(0, n_.width, whole);
-    if (rest > 0) block(whole * n_.width, rest, 1);
+    block(0, n_.width, full_blocks);
+    if (rest > 0) block(full_blocks * n_.width, rest, 1);
   }
   static Step zero(const View& to, Dims dims, DType d) {
     Step s{.kind = Kind::fused};
@@ -268,10 +268,10 @@ class Turns {
   View q_;
   int variables_ = 0;
 };
-std::string differ(const std::vector<Bytes>& got, const std::vector<Bytes>& want,
+std::string differ(const std::vector<Bytes>& got, const std::vector<Bytes>& expected,
                    double tolerance) {
   for (std::size_t k = 0; k < got.size(); ++k)
-    if (auto d = difference(DType::f32, got[k], want[k], tolerance); !d.empty())
+    if (auto d = difference(DType::f32, got[k], expected[k], tolerance); !d.empty())
       return std::to_string(k) + ": " + d;
   return "";
 }
@@ -294,13 +294,13 @@ TEST_CASE("cuda tiles: an iteration of attention in blocks matches the reference
     CAPTURE(s.rows);
     CAPTURE(s.columns);
     CAPTURE(s.terms);
-    Turns t(s);
+    AttentionLoop t(s);
     const auto text = t.source();
     CHECK(has(text, "make_tile("));
     CHECK_FALSE(has(text, "block_product<"));
     const auto got = t.c.run(*cuda::make_simulated_device()),
-               want = t.c.run(*reference::make_reference_device());
-    CHECK(differ(got, want, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
+               expected = t.c.run(*reference::make_reference_device());
+    CHECK(differ(got, expected, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
 }
@@ -351,26 +351,26 @@ TEST_CASE("cuda tiles: steps that depend on a maximum use the running maximum") 
     CAPTURE(s.blind);
     CAPTURE(s.fill);
     CAPTURE(s.guarded);
-    Turns t(s);
+    AttentionLoop t(s);
     const auto text = t.source();
     CHECK(passes(text) == 3);  // the values of a row; the rest of the row; gradients of keys
     const auto got = t.c.run(*cuda::make_simulated_device()),
-               want = t.c.run(*reference::make_reference_device());
-    CHECK(differ(got, want, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
-    CHECK(differ({got[1]}, {want[1]}, 1e-5) == "");
+               expected = t.c.run(*reference::make_reference_device());
+    CHECK(differ(got, expected, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
+    CHECK(differ({got[1]}, {expected[1]}, 1e-5) == "");
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
   // Weights that are rounded before they are summed cannot use the pass with the running maximum.
-  CHECK(passes(Turns({}).source()) == 3);
+  CHECK(passes(AttentionLoop({}).source()) == 3);
 }
 TEST_CASE("cuda tiles: planted faults are found") {
   const Shape shape;
-  Turns t(shape);
+  AttentionLoop t(shape);
   const auto right = planted(t.c, [](auto text) { return text; });
   CHECK(right.second == "");
-  auto is_found = [&](const char* what, const char* by, const char* behind) {
+  auto is_found = [&](const char* what, const char* by, const char* after) {
     CAPTURE(std::string(what));
-    const auto wrong = planted(t.c, [&](auto text) { return changed(text, what, by, 0, behind); });
+    const auto wrong = planted(t.c, [&](auto text) { return changed(text, what, by, 0, after); });
     CHECK((wrong.second != "" || differ(wrong.first, right.first, 0) != ""));
   };
   is_found("copies.wait();", "", "if (turn > 0)");
@@ -384,9 +384,9 @@ TEST_CASE("cuda tiles: planted faults are found") {
 }
 TEST_CASE("cuda tiles: planted faults in steps with the running maximum are found") {
   for (int blind : {-1, 3}) {
-    Turns t(blind < 0
-                ? Shape{.rows = 128, .beyond = 160, .blind = -1, .wide = true, .follows = true}
-                : Shape{.wide = true, .follows = true});
+    AttentionLoop t(
+        blind < 0 ? Shape{.rows = 128, .beyond = 160, .blind = -1, .wide = true, .follows = true}
+                  : Shape{.wide = true, .follows = true});
     const auto right = planted(t.c, [](auto text) { return text; });
     CHECK(right.second == "");
     auto is_found = [&](const char* what, const char* by, int n = 0) {
@@ -411,13 +411,13 @@ TEST_CASE("cuda tiles: planted faults in steps with the running maximum are foun
   }
 }
 TEST_CASE("cuda tiles: an error names the step of the nest with HALIAX_CUDA=sync") {
-  Turns t({});
-  auto at = [&](const char* behind, const char* words) {
+  AttentionLoop t({});
+  auto at = [&](const char* after, const char* words) {
     return planted(
                t.c,
                [&](auto text) {
                  return changed(text, "using I =", "if (threadIdx_x > 99) return;\n  using I =", 0,
-                                behind);
+                                after);
                },
                words)
         .second;

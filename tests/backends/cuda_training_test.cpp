@@ -29,10 +29,10 @@ TEST_CASE("cuda training: steps of GPT-2 in bf16 match the losses of the cpu") {
     return out;
   };
   const auto before = cuda::simulation_counts();
-  const auto got = losses("cuda-sim"), want = losses("cpu");
+  const auto got = losses("cuda-sim"), expected = losses("cpu");
   CHECK(cuda::simulation_counts().graphs - before.graphs == 3);
   CHECK(cuda::simulation_counts().products > before.products);
   for (std::size_t k = 0; k < got.size(); ++k)
-    CHECK(got[k] == doctest::Approx(want[k]).epsilon(2e-3));
+    CHECK(got[k] == doctest::Approx(expected[k]).epsilon(2e-3));
   CHECK(got[2] < got[0]);
 }

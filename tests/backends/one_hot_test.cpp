@@ -70,11 +70,11 @@ TEST_CASE("one hot: code that matters at one element of a row matches the refere
             std::vector<NamedArray> in{
                 x, array(ids, Rows), c,
                 sum(array(std::vector<std::int32_t>{shift}, Axis("one", 1)), "one")};
-            auto got = values_on("cpu", in, f), want = values_on("reference", in, f);
-            REQUIRE(got.size() == want.size());
+            auto got = values_on("cpu", in, f), expected = values_on("reference", in, f);
+            REQUIRE(got.size() == expected.size());
             double worst = 0;
             for (std::size_t i = 0; i < got.size(); ++i)
-              worst = std::max(worst, std::abs(got[i] - want[i]) / (1 + std::abs(want[i])));
+              worst = std::max(worst, std::abs(got[i] - expected[i]) / (1 + std::abs(expected[i])));
             CHECK(worst <= (dtype == DType::bf16 ? 1e-2 : 1e-6));
           }
       }
@@ -94,9 +94,9 @@ TEST_CASE("one hot: an update at one element leaves other readers of the row unc
     auto [changed, read] = jit(f, {.backend = backend})(x, ids, c);
     return std::pair{changed.doubles(), read.doubles()};
   };
-  auto got = both("cpu"), want = both("reference");
-  for (std::size_t i = 0; i < want.first.size(); ++i) {
-    CHECK(std::abs(got.first[i] - want.first[i]) <= 1e-6);
-    CHECK(std::abs(got.second[i] - want.second[i]) <= 1e-6);
+  auto got = both("cpu"), expected = both("reference");
+  for (std::size_t i = 0; i < expected.first.size(); ++i) {
+    CHECK(std::abs(got.first[i] - expected.first[i]) <= 1e-6);
+    CHECK(std::abs(got.second[i] - expected.second[i]) <= 1e-6);
   }
 }

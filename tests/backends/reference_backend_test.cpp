@@ -611,12 +611,12 @@ TEST_CASE("cumulative: both directions, every monoid") {
 TEST_CASE("loop: nested and reversed, with offsets from loop indices and from memory") {
   // out[i][j] = i * 10 + j for i in 0..1, j in 2..0, and a log of the order of iterations.
   F out(6, -1), log(6, -1);
-  I turn{0};
+  I iterations{0};
   Bench b;
   b.program.loops = 2;
   auto value = leaf(Code::iota, {}, false);
   value.view.terms = {{.loop = 0, .stride = 10}, {.loop = 1, .stride = 1}};
-  auto to = b.view(out, {}), log_to = b.view(log, {}), counter = b.view(turn, {});
+  auto to = b.view(out, {}), log_to = b.view(log, {}), counter = b.view(iterations, {});
   to.terms = {{.loop = 0, .stride = 3}, {.loop = 1, .stride = 1}};
   log_to.terms = {{.slot = counter.slot, .slot_dtype = DType::i32, .limit = 5, .stride = 1}};
   auto one = leaf(Code::constant, {}, false);
@@ -629,7 +629,7 @@ TEST_CASE("loop: nested and reversed, with offsets from loop indices and from me
   b.run();
   CHECK(out == F{0, 1, 2, 10, 11, 12});
   CHECK(log == F{2, 1, 0, 12, 11, 10});
-  CHECK(turn == I{6});
+  CHECK(iterations == I{6});
 
   F x{1, 2, 3, 4}, slice(6);  // a start in memory is clamped to [0, limit]
   I starts{-5, 1, 99};
@@ -663,12 +663,12 @@ TEST_CASE("slots: results, the arena, and aliases of both resolve to the right m
     return View{int(p.slots.size()) - 1, DType::f32, 0, {1}, {}};
   };
   auto in = slot(Home::argument, 0, -1, -1), middle = slot(Home::arena, -1, 64, -1),
-       again = slot(Home::arena, -1, -1, 1);
+       middle_alias = slot(Home::arena, -1, -1, 1);
   auto out = slot(Home::result, 0, -1, -1), donated = slot(Home::result, 1, -1, 0);
   auto doubled = [&](const View& x, const View& y) {
     return step_of(Fused{{2}, 0, {load_of(x), op(Code::add, DType::f32, {0, 0}), store_of(1, y)}});
   };
-  p.steps = {doubled(in, middle), doubled(again, again), doubled(middle, out),
+  p.steps = {doubled(in, middle), doubled(middle_alias, middle_alias), doubled(middle, out),
              doubled(out, donated)};
   alignas(64) std::byte arena[128];
   auto run = [&] {
@@ -678,9 +678,9 @@ TEST_CASE("slots: results, the arena, and aliases of both resolve to the right m
   run();
   CHECK(result == F{8, 16});
   CHECK(argument == F{16, 32});  // result 1 has the memory of the argument
-  float kept[2];
-  std::memcpy(kept, arena + 64, 8);
-  CHECK(kept[1] == 8);
+  float stored[2];
+  std::memcpy(stored, arena + 64, 8);
+  CHECK(stored[1] == 8);
 
   p.steps[0].fused.code[0].view.offset = 1;  // one element past the end
   CHECK_THROWS_AS(run(), Error);

@@ -18,7 +18,7 @@ namespace {
 using Floats = std::vector<float>;
 constexpr int kUnit = 40;  // a device that no other test uses
 
-struct Apart {
+struct SeparateMemory {
   std::unique_ptr<Device> device = separate_memory::make_separate_memory_device();
   Memory put(const Floats& values) {
     auto memory = device->allocate(std::int64_t(values.size()) * 4, kUnit);
@@ -30,8 +30,8 @@ struct Apart {
     device->get({{n}, 4, out.data(), {1}, memory.get(), {1}}, kUnit);
     return out;
   }
-  // out[i] = x[i] + 1, `turns` times in sequence.
-  std::unique_ptr<Executable> adds_one(std::int64_t n, std::int64_t turns = 1) {
+  // out[i] = x[i] + 1, `iterations` times in sequence.
+  std::unique_ptr<Executable> adds_one(std::int64_t n, std::int64_t iterations = 1) {
     auto p = std::make_shared<Program>();
     p->slots = {{n * 4, Home::argument, 0}, {n * 4, Home::result, 0}};
     p->arguments = p->results = 1;
@@ -53,7 +53,7 @@ struct Apart {
     s.fused.code = {load, one, add, store};
     Step loop;
     loop.kind = Kind::loop;
-    loop.loop = {.variable = -1, .trips = turns, .body = {s}};
+    loop.loop = {.variable = -1, .trips = iterations, .body = {s}};
     p->steps = {loop};
     return device->compile(p);
   }
@@ -67,7 +67,7 @@ struct Apart {
 TEST_CASE(
     "separate memory: host access is a segmentation fault, "
     "for reads and writes, before and after runs") {
-  Apart a;
+  SeparateMemory a;
   auto x = a.put({1, 2, 3}), y = a.put({0, 0, 0});
   auto touch = [&] { (void)*static_cast<const volatile float*>(x.get()); };
   auto write = [&] { *static_cast<volatile float*>(x.get()) = 1; };
@@ -81,7 +81,7 @@ TEST_CASE(
 }
 
 TEST_CASE("separate memory: boxes are copied to the device, back, and on the device") {
-  Apart a;
+  SeparateMemory a;
   const Floats from{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};  // (3, 4)
   auto all = a.put(from), turned = a.device->allocate(48, kUnit);
   a.device->copy({{4, 3}, 4, turned.get(), {3, 1}, all.get(), {1, 4}}, kUnit);
@@ -97,8 +97,8 @@ TEST_CASE("separate memory: boxes are copied to the device, back, and on the dev
 }
 
 TEST_CASE("separate memory: unwritten memory is NaN, also in memory that is reused") {
-  Apart a;
-  for (int again = 0; again < 2; ++again) {
+  SeparateMemory a;
+  for (int repeat = 0; repeat < 2; ++repeat) {
     auto memory = a.device->allocate(4000, kUnit);
     CHECK(reinterpret_cast<std::uintptr_t>(memory.get()) % 64 == 0);
     for (float v : a.get(memory, 1000)) REQUIRE(std::isnan(v));
@@ -108,7 +108,7 @@ TEST_CASE("separate memory: unwritten memory is NaN, also in memory that is reus
 }
 
 TEST_CASE("separate memory: memory is reused only after the work that reads it") {
-  Apart a;
+  SeparateMemory a;
   const std::int64_t n = 1 << 19;  // large enough that the system reclaims it at once
   auto before = separate_memory::counts(kUnit).bytes;
   auto out = a.device->allocate(n * 4, kUnit);
@@ -128,20 +128,20 @@ TEST_CASE("separate memory: memory is reused only after the work that reads it")
 }
 
 TEST_CASE("separate memory: a late error is raised by the next run or get, and by all later ones") {
-  Apart a;
+  SeparateMemory a;
   auto x = a.put({1}), y = a.put({1});
   auto f = a.adds_one(1);
   separate_memory::inject_error(kUnit, "exp (model.cpp:3) has met a planted fault");
   a.run(*f, x, y);  // returns
-  const std::string want =
+  const std::string expected =
       "[separate-memory] device 40 has failed in the call of jit at there.cpp:7: "
       "exp (model.cpp:3) has met a planted fault; it cannot run any more programs";
-  CHECK(error_of([&] { return a.get(y, 1); }) == want);
+  CHECK(error_of([&] { return a.get(y, 1); }) == expected);
   CHECK(error_of([&] {
           a.run(*f, x, y);
           return 0;
-        }) == want);
-  CHECK(error_of([&] { return a.get(x, 1); }) == want);
+        }) == expected);
+  CHECK(error_of([&] { return a.get(x, 1); }) == expected);
   separate_memory::inject_error(kUnit, nullptr);
   a.run(*f, x, y);
   CHECK(a.get(y, 1) == Floats{2});
@@ -149,7 +149,7 @@ TEST_CASE("separate memory: a late error is raised by the next run or get, and b
 
 TEST_CASE("separate memory: failed host allocations leak no device memory") {
   if (!owns_operator_new) return;
-  Apart a;
+  SeparateMemory a;
   auto before = separate_memory::counts(kUnit).bytes;
   for (long n = 0, failed = 1; failed; ++n) {
     REQUIRE(n < 100);

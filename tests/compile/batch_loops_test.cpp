@@ -111,20 +111,20 @@ class Drawn {
 }  // namespace
 
 TEST_CASE("batch_loops: random attention in loops matches attention without loops") {
-  int walked = 0;
+  int programs_with_loops = 0;
   for (unsigned seed = 1; seed <= 120; ++seed) {
     CAPTURE(seed);
     Drawn d(seed);
-    auto whole = d.results();
-    auto turns = batch_loops(nodes_of(whole), {d.least_of_scores() * (1 + seed % 3), 1, 1});
-    walked += loops_in(turns) > 0;
-    for (std::size_t k = 0; k < whole.size(); ++k) {
-      auto want = whole[k].eval(), got = NamedArray(turns[k]).eval();
-      REQUIRE(got.axes() == want.axes());
-      CHECK(max(abs(got - want)).item() <= 1e-5 * std::max(1., max(abs(want)).item()));
+    auto plain = d.results();
+    auto looped = batch_loops(nodes_of(plain), {d.least_of_scores() * (1 + seed % 3), 1, 1});
+    programs_with_loops += loops_in(looped) > 0;
+    for (std::size_t k = 0; k < plain.size(); ++k) {
+      auto expected = plain[k].eval(), got = NamedArray(looped[k]).eval();
+      REQUIRE(got.axes() == expected.axes());
+      CHECK(max(abs(got - expected)).item() <= 1e-5 * std::max(1., max(abs(expected)).item()));
     }
   }
-  CHECK(walked > 80);
+  CHECK(programs_with_loops > 80);
 }
 TEST_CASE(
     "batch_loops: loops cover as few axes as needed, "
@@ -132,8 +132,9 @@ TEST_CASE(
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8);
   auto q = draw(1, {B, Q, H, D}), k = draw(2, {B, K, H, D}), v = draw(3, {B, K, H, D});
   auto y = dot(softmax(dot(q, k, D), K), v, K);  // 4 KiB and 8,192 multiplications per head
-  auto loops = [&](double max_parallel_slot_bytes, std::int64_t turns = 1, double product = 1) {
-    return loops_in(batch_loops(nodes_of({y}), {max_parallel_slot_bytes, turns, product}));
+  auto loops = [&](double max_parallel_slot_bytes, std::int64_t min_iterations = 1,
+                   double product = 1) {
+    return loops_in(batch_loops(nodes_of({y}), {max_parallel_slot_bytes, min_iterations, product}));
   };
   CHECK(loops(24 * 4096) == 0);  // everything fits
   CHECK(loops(12 * 4096) == 1);  // over b: 4 heads fit into a third of the limit
@@ -167,10 +168,10 @@ TEST_CASE(
     run(c);
     return c.program->steps;
   };
-  const Nodes whole = nodes_of({y, g}), turns = batch_loops(whole, {6 * 4096, 1, 1});
-  CHECK(loops_in(turns) > loops_in(whole));
-  const int copies = count(steps_of(whole), program::Kind::copy);
-  CHECK(count(steps_of(turns), program::Kind::copy) <= copies + 1);
+  const Nodes plain = nodes_of({y, g}), looped = batch_loops(plain, {6 * 4096, 1, 1});
+  CHECK(loops_in(looped) > loops_in(plain));
+  const int copies = count(steps_of(plain), program::Kind::copy);
+  CHECK(count(steps_of(looped), program::Kind::copy) <= copies + 1);
 }
 TEST_CASE("batch_loops: a loop whose results start other loops runs once") {
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8), Layers("layers", 3);
@@ -203,12 +204,12 @@ TEST_CASE(
     // the gradients of w and of u, which is gathered later
     return std::pair{first, sum(dot(w, rename(u, From, K), K) * first, {"b", "q"})};
   };
-  auto [want, more] = jit(f)(q, u);
+  auto [expected, more] = jit(f)(q, u);
   auto on_mesh = named_jit(f, {.mesh = Mesh{{{"data", 2}}},
                                .axis_resources = Mapping{{"b", "data"}, {"from", "data"}},
                                .out = Mapping{}});
   auto [got, rest] = on_mesh(q, u);
-  CHECK(max(abs(got - want)).item() <= 1e-5);
+  CHECK(max(abs(got - expected)).item() <= 1e-5);
   CHECK(max(abs(rest - more)).item() <= 1e-5 * max(abs(more)).item());
 }
 TEST_CASE("batch_loops: results do not depend on the number of threads") {

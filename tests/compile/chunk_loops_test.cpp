@@ -57,11 +57,11 @@ TEST_CASE("chunks: a later pass over the data recomputes a loop that reads a cum
 
 TEST_CASE("chunks: the state of a loop may depend on values outside of the region") {
   auto f = [](const NamedArray& x) {
-    auto turn = [](const NamedArray& c, const NamedArray& p, const NamedArray& q) {
+    auto body = [](const NamedArray& c, const NamedArray& p, const NamedArray& q) {
       auto next = c * 0.5 + p;
       return std::pair{next, next * q};
     };
-    return scan(turn, M)(zeros(N, DType::f64), arange({M, N}, {.dtype = DType::f64}), sum(x, "m"))
+    return scan(body, M)(zeros(N, DType::f64), arange({M, N}, {.dtype = DType::f64}), sum(x, "m"))
         .second;
   };
   same("of positions", {"n"}, {2}, f);
@@ -69,11 +69,11 @@ TEST_CASE("chunks: the state of a loop may depend on values outside of the regio
 
 TEST_CASE("loops: a concatenation that two loops compute is inside the iterations of each") {
   auto f = [](const NamedArray& x) {
-    auto turn = [](const NamedArray& s) {
+    auto body = [](const NamedArray& s) {
       auto y = concatenate("n", {s, s * 2.});
       return std::pair{y, take(y, "n", argmin(y, "n"))};
     };
-    auto [y, z] = map(turn, M)(x);
+    auto [y, z] = map(body, M)(x);
     return sum(square(y)) + sum(square(z));
   };
   CHECK(max(abs(jit(grad(f))(input()) - grad(f)(input()))).item() < 1e-12);
@@ -89,7 +89,7 @@ TEST_CASE("chunks: the softmax of a row without a finite maximum matches the ful
   v[27] = nan;                               // rows 1, 2, 3
   std::fill(v.begin() + 32, v.end(), -inf);  // and 4
   auto x = array(v, {N, V, D}).eval(), ones = full({D}, 1.f).eval();
-  auto alike = [](const NamedArray& a, const NamedArray& b) {
+  auto agree = [](const NamedArray& a, const NamedArray& b) {
     return all(isnan(a) == isnan(b) && (isnan(a) || a == b || abs(a - b) < 1e-6)).item() != 0;
   };
   auto scores = [&](const NamedArray& x) { return dot(x, ones, "d"); };  // computed in each chunk
@@ -100,11 +100,11 @@ TEST_CASE("chunks: the softmax of a row without a finite maximum matches the ful
   for (int chunk : {1, 3, 8}) {
     CAPTURE(chunk);
     auto [q, m] = chunked_reduce("v", {.chunk = chunk}, f)(x);
-    CHECK(alike(p, q));
-    CHECK(alike(l, m));
+    CHECK(agree(p, q));
+    CHECK(agree(l, m));
     auto each = chunked_reduce("v", {.chunk = chunk}, [&](const NamedArray& x) {
       return sum(softmax(scores(x), "v") * 3.f, "v");
     })(x);
-    CHECK(alike(sum(p * 3.f, "v"), each));
+    CHECK(agree(sum(p * 3.f, "v"), each));
   }
 }

@@ -18,7 +18,7 @@ NamedArray ints(std::vector<std::int32_t> v, const Axis& a) { return array(v, {a
 // Checks that f on chunks of n matches f.
 void same(const char* what, const F& f, const NamedArray& x, const Name& axis = "n") {
   CAPTURE(std::string(what));
-  auto want = f(x).doubles();
+  auto expected = f(x).doubles();
   for (int chunk : {1, 2, 4, 6})
     for (bool on_mesh : {false, true}) {
       CAPTURE(chunk);
@@ -29,7 +29,7 @@ void same(const char* what, const F& f, const NamedArray& x, const Name& axis = 
       JitOptions on;
       if (on_mesh) on = {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{axis, "data"}}};
       auto got = (on_mesh ? named_jit(chunked, on)(x) : jit(chunked)(x)).doubles();
-      CHECK(got == want);
+      CHECK(got == expected);
     }
 }
 void refused(const char* what, const F& f, const NamedArray& x, const std::string& why) {

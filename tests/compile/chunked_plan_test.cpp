@@ -219,28 +219,28 @@ TEST_CASE("chunked plan: bf16 operands are multiplied as bf16, and summed in f32
   auto by_the_book = [](const Parameters& q) {
     return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids());
   };
-  auto want = flatten(jit(with_gradients(by_the_book))(exact));
+  auto expected = flatten(jit(with_gradients(by_the_book))(exact));
   auto relative = [](const NamedArray& got, const NamedArray& right) {
     auto off = got.astype(DType::f64) - right;
     return std::sqrt(sum(square(off)).item() / sum(square(right)).item());
   };
-  for (auto& [walked, most] : {std::pair{Tokens, Tokens.size}, std::pair{Vocab, Vocab.size}})
+  for (auto& [axis, most] : {std::pair{Tokens, Tokens.size}, std::pair{Vocab, Vocab.size}})
     for (std::int64_t c : {std::int64_t(1), std::int64_t(7), most}) {
-      CAPTURE(walked.name.text());
+      CAPTURE(axis.name.text());
       CAPTURE(c);
-      auto chunked = [=, w = walked](const Parameters& q) {
+      auto chunked = [=, w = axis](const Parameters& q) {
         return losses(q, {.walked = w, .chunks = {.chunk = c}}).loss;
       };
       auto got = flatten(jit(with_gradients(chunked))(p));
-      CHECK(relative(got[0], want[0]) < 1e-6);
+      CHECK(relative(got[0], expected[0]) < 1e-6);
       CHECK(got[1].dtype() == DType::bf16);
-      CHECK(relative(got[1], want[1]) < 3e-3);
-      CHECK(relative(got[2], want[2]) < 3e-3);
+      CHECK(relative(got[1], expected[1]) < 3e-3);
+      CHECK(relative(got[2], expected[2]) < 3e-3);
       // A gradient that is read as f32 is never rounded to bf16.
       auto master = jit([=](const NamedArray& w) {
         return grad([=](const NamedArray& v) { return chunked({p.x, v.astype(DType::bf16)}); })(w);
       })(p.w.astype(DType::f32).eval());
-      CHECK(relative(master, want[2]) < 2e-3);
+      CHECK(relative(master, expected[2]) < 2e-3);
       CHECK(relative(master.astype(DType::bf16), master.astype(DType::f64)) > 1e-4);
     }
 }
@@ -257,7 +257,7 @@ TEST_CASE("chunked plan: sums that are scaled with a running maximum are f32, to
   };
   auto wide = [](const NamedArray& a) { return a.astype(DType::f64); };
   auto scores = dot(wide(q), wide(k), Embed) * 0.1;
-  auto want = dot(softmax(scores, "keys"), wide(v), "keys");
+  auto expected = dot(softmax(scores, "keys"), wide(v), "keys");
   for (std::int64_t chunk : {1, 16, 1024}) {
     CAPTURE(chunk);
     auto run = jit([=](const NamedArray& a, const NamedArray& b, const NamedArray& c) {
@@ -266,7 +266,8 @@ TEST_CASE("chunked plan: sums that are scaled with a running maximum are f32, to
     auto got = run(q, k, v);
     CHECK(run.report().loops == (chunk < Keys.size ? 1 : 0));
     CHECK(got.dtype() == DType::bf16);
-    CHECK(std::sqrt(sum(square(wide(got) - want)).item() / sum(square(want)).item()) < 6e-3);
+    CHECK(std::sqrt(sum(square(wide(got) - expected)).item() / sum(square(expected)).item()) <
+          6e-3);
   }
 }
 
@@ -291,9 +292,9 @@ TEST_CASE("chunked plan: the head's gradient is added to an existing one, in pla
     };
     auto added = jit(add, {.donate = {0}});
     auto first = ones({Vocab, Embed}).eval();
-    auto want = (first + head_gradient(p.x.astype(DType::f32), p.w.astype(DType::f32))).eval();
+    auto expected = (first + head_gradient(p.x.astype(DType::f32), p.w.astype(DType::f32))).eval();
     CHECK(peak_of(add(first, p), first) <= buffer + 8 * row);
-    CHECK(max(abs(added(first, p) - want)).item() < (d == DType::f32 ? 1e-6 : 1e-3));
+    CHECK(max(abs(added(first, p) - expected)).item() < (d == DType::f32 ? 1e-6 : 1e-3));
     // Microbatches: the carry of the loop is the sum, and the result.
     const Axis Micro{"micro", 4};
     auto batches = normal(7, {Micro, Tokens, Embed}, d);
@@ -324,19 +325,19 @@ TEST_CASE(
     const Parameters p{normal(1, {Many, Wide}, d), normal(2, {Large, Wide}, d)};
     for (auto& form : forms) {
       CAPTURE(std::size_t(&form - forms));
-      std::vector<std::vector<std::byte>> want;
+      std::vector<std::vector<std::byte>> expected;
       for (int threads : {1, 2, 3, 5, 5}) {
         CAPTURE(threads);
         set_threads(threads);
         auto run = jit(with_gradients([=](const Parameters& q) {
           return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, form).loss;
         }));
-        for (int again : {0, 1}) {
-          CAPTURE(again);
+        for (int repeat : {0, 1}) {
+          CAPTURE(repeat);
           std::vector<std::vector<std::byte>> got;
           for (auto& a : flatten(run(p))) got.push_back(a.bytes());
-          if (want.empty()) want = got;
-          CHECK(got == want);
+          if (expected.empty()) expected = got;
+          CHECK(got == expected);
         }
       }
     }
@@ -356,7 +357,7 @@ TEST_CASE("chunked plan: the choice for a budget does not depend on the number o
     const Parameters p{normal(1, {Many, Wide}, DType::f32), normal(2, {Large, Wide}, DType::f32)};
     nn::LinearCrossEntropyOptions options{.chunks = {.memory = memory}};
     std::string form;
-    std::vector<std::vector<std::byte>> want;
+    std::vector<std::vector<std::byte>> expected;
     for (int threads : {1, 2, 4, 8}) {
       CAPTURE(threads);
       set_threads(threads);
@@ -366,13 +367,13 @@ TEST_CASE("chunked plan: the choice for a budget does not depend on the number o
       std::vector<std::vector<std::byte>> got;
       for (auto& a : flatten(run(p))) got.push_back(a.bytes());
       auto chosen = run.report().explain.substr(0, run.report().explain.find('\n'));
-      if (want.empty()) {
-        want = got;
+      if (expected.empty()) {
+        expected = got;
         form = chosen;
       }
 
       CHECK(chosen == form);
-      CHECK(got == want);
+      CHECK(got == expected);
     }
   }
   set_threads(0);
@@ -382,14 +383,14 @@ TEST_CASE("chunked plan: the reported need of one position is enough, and a byte
   const Axis Large{"vocab", 1000}, Wide{"embed", 64}, Many{"tokens", 96};
   const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
   for (DType d : {DType::f32, DType::bf16})
-    for (std::optional<AxisSelector> walked :
+    for (std::optional<AxisSelector> axis :
          {std::optional<AxisSelector>(), std::optional<AxisSelector>(Large)}) {
       CAPTURE(name_of(d));
-      CAPTURE(walked.has_value());
+      CAPTURE(axis.has_value());
       const Parameters p{normal(1, {Many, Wide}, d), normal(2, {Large, Wide}, d)};
       auto planned = [&](std::int64_t memory) -> std::string {
         nn::LinearCrossEntropyOptions options{.chunks = {.memory = memory}};
-        if (walked) options.walked = *walked;
+        if (axis) options.walked = *axis;
         try {
           jit(with_gradients([=](const Parameters& q) {
             return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, options).loss;
@@ -403,10 +404,10 @@ TEST_CASE("chunked plan: the reported need of one position is enough, and a byte
       // for both.
       std::int64_t needs = 1;
       for (int k = 0; k < 3; ++k) {
-        auto said = planned(needs);
-        auto at = said.find(" needs ");
-        if (at == said.npos) break;
-        needs = std::stoll(said.substr(at + 7));
+        auto message = planned(needs);
+        auto at = message.find(" needs ");
+        if (at == message.npos) break;
+        needs = std::stoll(message.substr(at + 7));
       }
       CHECK(planned(needs) == "");
       if (needs > 1) CHECK(planned(needs - 1).find("more than the") != std::string::npos);
@@ -437,10 +438,12 @@ TEST_CASE("chunked plan: the reads of later ops count in a call's budget, their 
 }
 
 TEST_CASE("chunked plan: a call inside a loop holds as much as the call alone") {
-  const Axis Turns{"turns", 3}, Batch{"batch", 2}, Long{"position", 512}, Wide{"embed", 16},
+  const Axis Iterations{"turns", 3}, Batch{"batch", 2}, Long{"position", 512}, Wide{"embed", 16},
       Many{"vocab", 4096};
-  const auto xs = normal(1, {Turns, Batch, Long, Wide}) * 0.3, w = normal(2, {Many, Wide}) * 0.3;
-  const auto targets = random::randint(random::key(3), {Turns, Batch, Long}, 0, Many.size).eval();
+  const auto xs = normal(1, {Iterations, Batch, Long, Wide}) * 0.3,
+             w = normal(2, {Many, Wide}) * 0.3;
+  const auto targets =
+      random::randint(random::key(3), {Iterations, Batch, Long}, 0, Many.size).eval();
   const double logits = 2. * 512 * 4096 * 4;
   // x, ids, w; with 0 the call is outside of the loop that it was traced in
   for (int moving = 0; moving < 8; ++moving)
@@ -450,31 +453,31 @@ TEST_CASE("chunked plan: a call inside a loop holds as much as the call alone") 
         CAPTURE(ignores);
         nn::LinearCrossEntropyOptions options{.chunks = {.chunk = 64}};
         if (ignores) options.ignore_index = 7;
-        auto turn = [&](const NamedArray& w, const NamedArray& x, const NamedArray& ids,
+        auto body = [&](const NamedArray& w, const NamedArray& x, const NamedArray& ids,
                         const NamedArray& i) {
           auto head = moving & 4 ? w * (1 + 0.1 * i) : w;
-          return nn::linear_cross_entropy(moving & 1 ? x : at(xs, Turns, 1), head,
-                                          moving & 2 ? ids : at(targets, Turns, 2), Wide, Many,
+          return nn::linear_cross_entropy(moving & 1 ? x : at(xs, Iterations, 1), head,
+                                          moving & 2 ? ids : at(targets, Iterations, 2), Wide, Many,
                                           options)
               .loss;
         };
         auto looped = [&](const NamedArray& w) {
           auto add = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& ids,
-                         const NamedArray& i) { return sum + turn(w, x, ids, i); };
-          return fold(add, Turns, {.checkpoint = ScanCheckpoint(remade)})(zeros({}), xs, targets,
-                                                                          arange(Turns))
+                         const NamedArray& i) { return sum + body(w, x, ids, i); };
+          return fold(add, Iterations, {.checkpoint = ScanCheckpoint(remade)})(
+                     zeros({}), xs, targets, arange(Iterations))
               .scalar();
         };
-        auto apart = [&](const NamedArray& w) {
+        auto unrolled = [&](const NamedArray& w) {
           NamedArray sum = zeros({});
           for (int i = 0; i < 3; ++i)
-            sum = sum + turn(w, at(xs, Turns, i), at(targets, Turns, i),
-                             arange(Turns).unbind("turns")[std::size_t(i)]);
+            sum = sum + body(w, at(xs, Iterations, i), at(targets, Iterations, i),
+                             arange(Iterations).unbind("turns")[std::size_t(i)]);
           return sum.scalar();
         };
         auto run = jit([&](const NamedArray& w) { return value_and_grad(looped)(w); });
         auto [value, gradient] = run(w);
-        auto [wanted, by] = value_and_grad(apart)(w);
+        auto [wanted, by] = value_and_grad(unrolled)(w);
         CHECK(std::abs(value.item() - wanted.item()) <= 1e-5 * std::abs(wanted.item()));
         CHECK(difference(gradient, by, 2e-5) == "");
         CHECK(!run.report().chunked.empty());
@@ -486,10 +489,10 @@ TEST_CASE("chunked plan: a loop may read a part of a result that its call comput
   const Axis Q{"q", 16}, D{"d", 4};
   const auto x = normal(1, {Q, D}), w = normal(2, {D});
   auto second = [&](bool chunks) {
-    auto whole = [](const NamedArray& x, const NamedArray& p) { return mean(x * x * p); };
+    auto unchunked = [](const NamedArray& x, const NamedArray& p) { return mean(x * x * p); };
     auto added = [=](const NamedArray& x, const NamedArray& p) {
-      return x +
-             (chunks ? chunked_reduce("q", ChunkOptions{.chunk = 5}, whole)(x, p) : whole(x, p));
+      return x + (chunks ? chunked_reduce("q", ChunkOptions{.chunk = 5}, unchunked)(x, p)
+                         : unchunked(x, p));
     };
     auto waves = [](const NamedArray& x, const NamedArray& p) { return sin(x * p); };
     auto loss = [=](const NamedArray& x, const NamedArray& p) {

@@ -15,7 +15,7 @@ namespace {
 
 const Axis L("layers", 4), B("batch", 2), P("position", 64), D("d", 16);
 using In = const NamedArray&;
-using Turn = std::pair<NamedArray, NamedArray> (*)(In h, In c, In w, In pos);
+using Iteration = std::pair<NamedArray, NamedArray> (*)(In h, In c, In w, In pos);
 
 NamedArray attended(In h, In c) { return dot(softmax(dot(c, h, "d"), "position"), c, "position"); }
 NamedArray written(In c, In k, In pos) { return updated_slice(c, {{"position", pos}}, k); }
@@ -24,9 +24,9 @@ struct Run {
   JitReport report;
   std::vector<double> h, cache;
 };
-Run run(Turn turn, JitOptions options, bool reverse = false) {
+Run run(Iteration iteration, JitOptions options, bool reverse = false) {
   auto step = [=](In cache, In w, In x, In pos) {
-    auto body = [&](In h, In c, In l) { return turn(h, c, l, pos); };
+    auto body = [&](In h, In c, In l) { return iteration(h, c, l, pos); };
     return scan(body, L, {.reverse = reverse})(x, cache, w);
   };
   auto f = jit(step, options);
@@ -37,16 +37,16 @@ Run run(Turn turn, JitOptions options, bool reverse = false) {
   return {f.report(), h.doubles(), next.doubles()};
 }
 // Returns the planned bytes with a donated array. Checks the values against the reference.
-std::int64_t planned(Turn turn, bool reverse = false) {
-  auto want = run(turn, {.backend = "reference"}, reverse),
-       given = run(turn, {.donate = {0}, .backend = "cpu"}, reverse);
+std::int64_t planned(Iteration iteration, bool reverse = false) {
+  auto expected = run(iteration, {.backend = "reference"}, reverse),
+       given = run(iteration, {.donate = {0}, .backend = "cpu"}, reverse);
   auto near = [](auto& a, auto& b) {
     for (std::size_t k = 0; k < a.size(); ++k)
       if (!(std::abs(a[k] - b[k]) < 1e-5)) return false;
     return a.size() == b.size();
   };
-  CHECK(near(given.h, want.h));
-  CHECK(near(given.cache, want.cache));
+  CHECK(near(given.h, expected.h));
+  CHECK(near(given.cache, expected.cache));
   CAPTURE(given.report.program);
   for (auto& n : given.report.not_donated) MESSAGE(n);
   CHECK(given.report.not_donated.empty() ==
@@ -67,30 +67,31 @@ constexpr std::int64_t cache_bytes = 4 * 2 * 64 * 16 * 4;
 }  // namespace
 
 TEST_CASE("donated loops: a cache that a scan slices and stacks is updated in place") {
-  Turn after = [](In h, In c, In w, In pos) {
+  Iteration after = [](In h, In c, In w, In pos) {
     auto next = written(c, h * w, pos);
     return std::pair(h + attended(h, next), next);
   };
   CHECK(planned(after) < cache_bytes / 8);
   CHECK(planned(after, true) < cache_bytes / 8);
-  Turn before = [](In h, In c, In w, In pos) {  // the old values stay until their last read
+  Iteration before = [](In h, In c, In w, In pos) {  // the old values stay until their last read
     auto o = attended(h, c);
     return std::pair(h + o, written(c, o * w, pos));
   };
   CHECK(planned(before) < cache_bytes / 8);
-  Turn all = [](In h, In c, In w, In) { return std::pair(h * w, c * 0.9 + h * w); };
+  Iteration all = [](In h, In c, In w, In) { return std::pair(h * w, c * 0.9 + h * w); };
   CHECK(planned(all) < cache_bytes / 8);
-  Turn placed = [](In h, In c, In w, In pos) {
+  Iteration placed = [](In h, In c, In w, In pos) {
     return std::pair(h, at_add(c, {{"position", pos}}, h * w));
   };
   CHECK(planned(placed) < cache_bytes / 8);
   // each iteration reads its block at other places than it writes: through a copy of the block
-  Turn rolled = [](In h, In c, In w, In) {
+  Iteration rolled = [](In h, In c, In w, In) {
     auto next = roll(c, 1, P);
     return std::pair(h + attended(h, next) * w, next);
   };
   CHECK(planned(rolled) > 0);
-  Turn both = [](In h, In c, In w, In pos) {  // the old block is read after the new one is written
+  // the old block is read after the new one is written
+  Iteration both = [](In h, In c, In w, In pos) {
     auto next = written(c, h * w, pos);
     return std::pair(h + attended(attended(h, next), c), next);
   };
@@ -117,20 +118,20 @@ TEST_CASE(
   auto h = random::normal(random::key(3), {B, D}).eval(),
        pos = NamedArray(5.).astype(DType::i32).eval();
   auto got = f(layers, cache(4), cache(5), h, pos),
-       want = plain(layers, cache(4), cache(5), h, pos);
-  CHECK(difference(got.first, want.first, 1e-5) == "");
-  CHECK(difference(got.second.first, want.second.first, 1e-6) == "");
-  CHECK(difference(got.second.second, want.second.second, 1e-6) == "");
+       expected = plain(layers, cache(4), cache(5), h, pos);
+  CHECK(difference(got.first, expected.first, 1e-5) == "");
+  CHECK(difference(got.second.first, expected.second.first, 1e-6) == "");
+  CHECK(difference(got.second.second, expected.second.second, 1e-6) == "");
   CHECK(f.report().not_donated.empty());
   CHECK(f.report().peak_bytes < cache_bytes / 8);
 
   auto twice = [](In c, In w) {
     auto once = [&](In x) {
-      auto turn = [](In h, In b, In l) {
+      auto iteration = [](In h, In b, In l) {
         auto next = b * 0.5 + l * h;
         return std::pair(h + sum(next), next);
       };
-      return scan(turn, L)(zeros(Axes{}), x, w);
+      return scan(iteration, L)(zeros(Axes{}), x, w);
     };
     auto first = once(c);
     auto second = once(first.second * first.first);
@@ -147,14 +148,14 @@ TEST_CASE(
 TEST_CASE(
     "donated loops: an iteration that reads more than its own block retains the array, and the "
     "report states the line") {
-  auto whole = [](In cache, In x) {  // captured, so each iteration reads all of it
+  auto reads_all = [](In cache, In x) {  // captured, so each iteration reads all of it
     return scan([&](In h, In c) { return std::pair(h + sum(cache), c * 2. + h); }, L)(x, cache);
   };
   auto made = [] { return random::normal(random::key(1), {L, P, D}).eval(); };
-  auto f = jit(whole, {.donate = {0}, .backend = "cpu"});
+  auto f = jit(reads_all, {.donate = {0}, .backend = "cpu"});
   auto got = f(made(), NamedArray(1.)),
-       want = jit(whole, {.backend = "reference"})(made(), NamedArray(1.));
-  CHECK(difference(got.second, want.second, 1e-3) == "");
+       expected = jit(reads_all, {.backend = "reference"})(made(), NamedArray(1.));
+  CHECK(difference(got.second, expected.second, 1e-3) == "");
 
   auto late = jit(
       [](In a) {
@@ -196,7 +197,7 @@ TEST_CASE("donated loops: steps that carry a cache through a loop over layers up
   using State = std::pair<NamedArray, NamedArray>;
   struct Case {
     const char* name;
-    Turn turn;
+    Iteration iteration;
     bool late;  // the step reads the old cache after the new one is written
     bool in_place;
   } cases[] = {
@@ -229,7 +230,7 @@ TEST_CASE("donated loops: steps that carry a cache through a loop over layers up
     CAPTURE(c.name);
     auto generate = [&](In cache, In w, In x) {
       auto step = [&](const State& s, In pos) {
-        auto layer = [&](In h, In cached, In l) { return c.turn(h, cached, l, pos); };
+        auto layer = [&](In h, In cached, In l) { return c.iteration(h, cached, l, pos); };
         auto [h, next] = scan(layer, L)(s.first, s.second, w);
         return State(c.late ? h + mean(s.second * next, {"layers", "position"}) : h, next);
       };
@@ -239,9 +240,9 @@ TEST_CASE("donated loops: steps that carry a cache through a loop over layers up
     auto w = random::normal(random::key(2), {L, D}).eval(),
          x = random::normal(random::key(3), {B, D}).eval();
     auto f = jit(generate, {.donate = {0}, .backend = "cpu"});
-    auto got = f(made(), w, x), want = jit(generate, {.backend = "reference"})(made(), w, x);
-    CHECK(difference(got.first, want.first, 1e-4) == "");
-    CHECK(difference(got.second, want.second, 1e-4) == "");
+    auto got = f(made(), w, x), expected = jit(generate, {.backend = "reference"})(made(), w, x);
+    CHECK(difference(got.first, expected.first, 1e-4) == "");
+    CHECK(difference(got.second, expected.second, 1e-4) == "");
     CAPTURE(f.report().program);
     CHECK((f.report().peak_bytes < cache_bytes) == c.in_place);
   }
@@ -274,11 +275,11 @@ TEST_CASE("loops: a result with wider elements does not overwrite a scanned arra
                  {Axis("rows", 4), n})
                .eval();
   auto f = [](In x) {  // flags (rows, n) and sums (n) have 24 bytes each
-    auto turn = [](In c, In v) {
+    auto iteration = [](In c, In v) {
       auto next = cumsum(c, "k");
       return std::pair{next, std::pair{!v, max(next, "k")}};
     };
-    return scan(turn, "n")(ones(Axis("k", 3)), square(x) > 10.).second;
+    return scan(iteration, "n")(ones(Axis("k", 3)), square(x) > 10.).second;
   };
   auto got = jit(f, {.backend = "cpu"})(x);
   CHECK(difference(got.first, rearrange(square(x) <= 10., Names{"n", "rows"}), 0) == "");
@@ -329,14 +330,15 @@ TEST_CASE("donated: an array that is returned unchanged is returned without a co
     CAPTURE(c.name);
     auto f = jit(c.f, {.donate = {0}, .backend = "cpu"}),
          plain = jit(c.f, {.backend = "reference"});
-    auto kept = jit(c.f, {.backend = "cpu"});
+    auto undonated = jit(c.f, {.backend = "cpu"});
     auto x = made(1), w = made(2);
-    auto want = plain(made(1), w), same = kept(x, w);
+    auto expected = plain(made(1), w), same = undonated(x, w);
     CHECK(difference(x, made(1), 0) == "");  // not donated: unchanged
-    for (int turn = 0; turn < 3; ++turn) {
+    for (int iteration = 0; iteration < 3; ++iteration) {
       auto got = f(x, w);
-      for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], want[k], 1e-3) == "");
-      for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], same[k], 0) == "");
+      for (std::size_t k = 0; k < expected.size(); ++k)
+        CHECK(difference(got[k], expected[k], 1e-3) == "");
+      for (std::size_t k = 0; k < expected.size(); ++k) CHECK(difference(got[k], same[k], 0) == "");
       CHECK_THROWS_AS(x.floats(), Error);
       // the unchanged array
       x = *std::find_if(got.begin(), got.end(), [](In r) { return r.ndim() == 2; });
@@ -359,14 +361,14 @@ TEST_CASE("donated: an array that is returned unchanged is returned without a co
   auto on_mesh = named_jit(
       later,
       {.donate = {0}, .mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"d", "data"}}});
-  auto kept = made(1), w = made(2);
-  for (int turn = 0; turn < 3; ++turn) {
+  auto carried = made(1), w = made(2);
+  for (int iteration = 0; iteration < 3; ++iteration) {
     NamedArray value;
-    std::tie(kept, value) = on_mesh(kept, w);
+    std::tie(carried, value) = on_mesh(carried, w);
     CHECK(value.item() ==
           doctest::Approx(sum(cumsum(made(1) * w, "position")).item()).epsilon(1e-4));
   }
-  CHECK(difference(kept, made(1), 0) == "");
+  CHECK(difference(carried, made(1), 0) == "");
   CHECK(on_mesh.report().not_donated.empty());
   CHECK(copies(on_mesh.report()) == 0);
 }

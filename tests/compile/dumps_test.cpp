@@ -154,9 +154,9 @@ void compare(const std::string& file, const std::string& text) {
     return;
   }
   std::ifstream in(path);
-  std::string kept{std::istreambuf_iterator<char>(in), {}};
+  std::string stored{std::istreambuf_iterator<char>(in), {}};
   CHECK_MESSAGE(
-      kept == text,
+      stored == text,
       "if this is as it should be: build/tests/compile --update, and read the difference");
 }
 

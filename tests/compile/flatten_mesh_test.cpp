@@ -14,7 +14,7 @@ namespace {
 
 using MeshAxes = std::vector<std::string>;
 
-std::vector<MeshAxes> cuts_of(const Mesh& mesh) {
+std::vector<MeshAxes> shardings_of(const Mesh& mesh) {
   std::vector<MeshAxes> out{{}};
   for (auto& [a, n] : mesh.axes()) out.push_back({a});
   for (auto& [a, n] : mesh.axes())
@@ -28,7 +28,7 @@ bool meet(const MeshAxes& a, const MeshAxes& b) {
 }
 
 struct Sizes {
-  Axis a, b, whole;
+  Axis a, b, flat;
 };
 std::vector<Sizes> all_sizes() {
   std::vector<Sizes> out;
@@ -43,21 +43,21 @@ Leaves both_ways(const Leaves& x) {
   auto sizes = all_sizes();
   for (std::size_t k = 0; k < sizes.size(); ++k) {
     auto& s = sizes[k];
-    out.push_back(flatten_axes(x[2 * k], {"a", "b"}, s.whole));
+    out.push_back(flatten_axes(x[2 * k], {"a", "b"}, s.flat));
     out.push_back(unflatten_axis(x[2 * k + 1], "whole", {s.a, s.b}));
   }
   return out;
 }
 
 // Returns the number of wrong results under this mapping; prints the first.
-int wrong(const Mesh& mesh, const Mapping& m, const Leaves& x, const Leaves& want) {
+int wrong(const Mesh& mesh, const Mapping& m, const Leaves& x, const Leaves& expected) {
   auto got =
       named_jit(both_ways, {.mesh = mesh, .axis_resources = Mapping{}, .in = m, .out = m})(x);
   int count = 0;
-  for (std::size_t k = 0; k < want.size(); ++k) {
-    if (got[k].bytes() == want[k].bytes()) continue;
+  for (std::size_t k = 0; k < expected.size(); ++k) {
+    if (got[k].bytes() == expected[k].bytes()) continue;
     if (count++) continue;
-    auto how = to_string(x[k].axes()) + " becomes " + to_string(want[k].axes());
+    auto how = to_string(x[k].axes()) + " becomes " + to_string(expected[k].axes());
     FAIL_CHECK(to_string(mesh) << " by " << to_string(m) << ": " << how << " with other values");
   }
   return count;
@@ -72,22 +72,22 @@ TEST_CASE(
   Leaves x;
   for (auto& s : all_sizes()) {
     x.push_back(arange({s.a, s.b}, {.start = 1, .dtype = DType::f32}).eval());
-    x.push_back(arange(s.whole, {.start = 1, .dtype = DType::f32}).eval());
+    x.push_back(arange(s.flat, {.start = 1, .dtype = DType::f32}).eval());
   }
-  auto want = jit(both_ways)(x);
+  auto expected = jit(both_ways)(x);
   int ways = 0, bad = 0;
   for (auto& mesh :
        {Mesh{{{"data", 2}}}, Mesh{{{"data", 3}}}, Mesh{{{"data", 4}}},
         Mesh{{{"data", 2}, {"model", 2}}}, Mesh{{{"data", 3}, {"model", 2}}},
         Mesh{{{"data", 2}, {"model", 3}}}, Mesh{{{"data", 2}, {"model", 3}, {"replica", 2}}}}) {
-    auto cuts = cuts_of(mesh);
-    for (auto& a : cuts)
-      for (auto& b : cuts)
-        for (auto& whole : cuts) {
+    auto shardings = shardings_of(mesh);
+    for (auto& a : shardings)
+      for (auto& b : shardings)
+        for (auto& flat : shardings) {
           if (meet(a, b)) continue;
-          bad += wrong(mesh, Mapping::of({{Name("a"), a}, {Name("b"), b}, {Name("whole"), whole}}),
-                       x, want);
-          ways += int(want.size());
+          bad += wrong(mesh, Mapping::of({{Name("a"), a}, {Name("b"), b}, {Name("whole"), flat}}),
+                       x, expected);
+          ways += int(expected.size());
         }
   }
   CHECK(ways == 22120);

@@ -84,16 +84,16 @@ class Drawn {
 
 // HALIAX_TRIALS=5000 runs 5,000 trials.
 TEST_CASE("fuse: random programs match the reference") {
-  const char* asked = std::getenv("HALIAX_TRIALS");
-  for (int seed = 0, trials = asked ? std::atoi(asked) : 200; seed < trials; ++seed) {
+  const char* requested = std::getenv("HALIAX_TRIALS");
+  for (int seed = 0, trials = requested ? std::atoi(requested) : 200; seed < trials; ++seed) {
     CAPTURE(seed);
     Drawn f{unsigned(seed)};
-    auto want = jit([&](const std::vector<NamedArray>& in) { return f(in); },
-                    {.backend = "reference"})(f.inputs);
+    auto expected = jit([&](const std::vector<NamedArray>& in) { return f(in); },
+                        {.backend = "reference"})(f.inputs);
     auto got = jit([&](const std::vector<NamedArray>& in) { return f(in); })(f.inputs);
-    for (std::size_t k = 0; k < want.size(); ++k) {
+    for (std::size_t k = 0; k < expected.size(); ++k) {
       CAPTURE(k);
-      CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+      CHECK(max(abs(got[k] - expected[k])).item() <= 1e-5 * (1 + max(abs(expected[k])).item()));
     }
   }
 }

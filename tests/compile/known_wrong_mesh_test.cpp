@@ -14,25 +14,25 @@ using namespace haliax;
 
 namespace {
 
-using Cuts = std::vector<std::string>;
+using MeshAxisNames = std::vector<std::string>;
 
 bool same_bits(const NamedArray& a, const NamedArray& b) {
   auto x = a.bytes(), y = b.bytes();
   return a.axes() == b.axes() && std::equal(x.begin(), x.end(), y.begin(), y.end());
 }
 // Returns all ways to shard an axis over at most two mesh axes, in order.
-std::vector<Cuts> cuts_of(const Mesh& mesh) {
-  std::vector<Cuts> out{{}};
+std::vector<MeshAxisNames> axis_shardings(const Mesh& mesh) {
+  std::vector<MeshAxisNames> out{{}};
   for (auto& [a, n] : mesh.axes()) out.push_back({a});
   for (auto& [a, n] : mesh.axes())
     for (auto& [b, m] : mesh.axes())
       if (a != b) out.push_back({a, b});
   return out;
 }
-Mapping mapping_of(std::initializer_list<std::pair<const char*, Cuts>> by) {
+Mapping mapping_of(std::initializer_list<std::pair<const char*, MeshAxisNames>> by) {
   std::vector<Mapping::Entry> entries;
-  for (auto& [axis, cuts] : by)
-    if (!cuts.empty()) entries.emplace_back(Name(axis), cuts);
+  for (auto& [axis, mesh_axes] : by)
+    if (!mesh_axes.empty()) entries.emplace_back(Name(axis), mesh_axes);
   return Mapping::of(entries);
 }
 
@@ -44,16 +44,16 @@ TEST_CASE("partition regroup: an axis and its parts match, in any blocks, on any
   auto check = [&](const Mesh& mesh, const Axis& a, const Axis& b, const Mapping& parts,
                    const Mapping& flat) {
     const Axis p("p", a.size * b.size);
-    auto whole = arange(p, {.start = 1, .dtype = DType::f32}),
-         apart = arange({a, b}, {.start = 1, .dtype = DType::f32});
+    auto flattened = arange(p, {.start = 1, .dtype = DType::f32}),
+         unflattened = arange({a, b}, {.start = 1, .dtype = DType::f32});
     auto joins = [&](const NamedArray& x) { return flatten_axes(x, {a, b}, p); };
     auto splits = [&](const NamedArray& x) { return unflatten_axis(x, p, {a, b}); };
     auto on = [&](const Mapping& in, const Mapping& out) {
       return JitOptions{
           .mesh = mesh, .axis_resources = Mapping{}, .in = Mappings(in), .out = Mappings(out)};
     };
-    for (bool right : {same_bits(named_jit(joins, on(parts, flat))(apart), whole),
-                       same_bits(named_jit(splits, on(flat, parts))(whole), apart)}) {
+    for (bool right : {same_bits(named_jit(joins, on(parts, flat))(unflattened), flattened),
+                       same_bits(named_jit(splits, on(flat, parts))(flattened), unflattened)}) {
       ++tried;
       if (right || ++wrong > 3) continue;
       FAIL_CHECK(to_string(mesh), " ", to_string(a), " ", to_string(b), " ", to_string(parts), " ",
@@ -68,11 +68,11 @@ TEST_CASE("partition regroup: an axis and its parts match, in any blocks, on any
                                  {{{"data", 2}, {"model", 3}}},
                                  {{{"data", 2}, {"model", 3}, {"replica", 2}}}};
   for (auto& mesh : meshes)
-    for (auto& of_a : cuts_of(mesh))
-      for (auto& of_b : cuts_of(mesh)) {
+    for (auto& of_a : axis_shardings(mesh))
+      for (auto& of_b : axis_shardings(mesh)) {
         if (std::find_first_of(of_a.begin(), of_a.end(), of_b.begin(), of_b.end()) != of_a.end())
           continue;
-        for (auto& of_p : cuts_of(mesh))
+        for (auto& of_p : axis_shardings(mesh))
           for (int a : {1, 2, 3, 4, 5})
             for (int b : {1, 2, 3, 5})
               check(mesh, Axis("a", a), Axis("b", b), mapping_of({{"a", of_a}, {"b", of_b}}),
@@ -141,7 +141,7 @@ TEST_CASE(
     });
     return std::tuple(both(x, w), d(std::pair(x, w)));
   };
-  Mapping none, cut{{"batch", {"model", "replica"}}, {"pos", "data"}};
+  Mapping none, sharded{{"batch", {"model", "replica"}}, {"pos", "data"}};
   auto step = named_jit(
       [&](const NamedArray& x, const NamedArray& w) {
         auto [values, d] = f(x, w);
@@ -150,7 +150,7 @@ TEST_CASE(
       {.mesh = Mesh{{{"data", 2}, {"model", 3}, {"replica", 2}}},
        .axis_resources = Mapping{{"vocab", "model"}, {"pos", "data"}},
        .in = Mappings(none),
-       .out = Mappings::of_each({cut, Mapping{{"pos", "data"}}, none, none})});
+       .out = Mappings::of_each({sharded, Mapping{{"pos", "data"}}, none, none})});
   auto [lse, best, dx, dw] = step(x, w);
   auto [values, d] = jit(f)(x, w);
   CHECK(difference(lse, std::get<0>(values), 1e-6) == "");
@@ -200,23 +200,25 @@ TEST_CASE("partition picks: ids out of range match one device") {
 
 TEST_CASE("partition strict: communication of an op between its own blocks is allowed") {
   const Axis B("b", 8), N("n", 8192);
-  const Mapping cut{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}};
   for (int devices : {2, 4, 8})
     for (auto f : {+[](const NamedArray& x) { return cumsum(x, "n"); },
                    +[](const NamedArray& x) { return cumprod(x, "n"); }}) {
       auto r =
-          named_jit(f, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true})
+          named_jit(f,
+                    {.mesh = Mesh{{{"data", devices}}}, .axis_resources = sharded, .strict = true})
               .plan(zeros({B, N}));
       REQUIRE(r.collectives.size() == 1);
       CHECK(r.collectives[0].asked == "blocks");
       CHECK(r.sent_bytes == (devices - 1) * B.size * 4);  // one sum per block
     }
   auto order = named_jit([](const NamedArray& x) { return sort(x, "n"); },
-                         {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
+                         {.mesh = Mesh{{{"data", 2}}}, .axis_resources = sharded, .strict = true});
   raises([&] { order.plan(zeros({N})); }, {"[strict]", "sort gathers", "without a request"});
-  auto asked = named_jit([](const NamedArray& x) { return sort(shard(x, Mapping{}), "n"); },
-                         {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
-  CHECK(asked.plan(zeros({N})).calls == 1);
+  auto requested =
+      named_jit([](const NamedArray& x) { return sort(shard(x, Mapping{}), "n"); },
+                {.mesh = Mesh{{{"data", 2}}}, .axis_resources = sharded, .strict = true});
+  CHECK(requested.plan(zeros({N})).calls == 1);
 }
 
 TEST_CASE(
@@ -241,7 +243,7 @@ TEST_CASE(
     "partition strict: gathers of ids and rows for a sharded "
     "table are allowed, a gather of the table is not") {
   const Axis N("n", 24000), T("n", 4000), M("m", 8), B("b", 4000), Few("b", 400);
-  const Mapping cut{{"n", "data"}, {"b", "data"}}, n{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}, {"b", "data"}}, n{{"n", "data"}};
   auto table = zeros({T, M}), x = zeros({N});
   auto ids = zeros({B}, DType::i32), few = zeros({Few}, DType::i32), by = zeros({}, DType::i32);
   auto options = [](const Mapping& m, int devices) {
@@ -251,7 +253,7 @@ TEST_CASE(
   auto add = [](const NamedArray& x, const NamedArray& i, const NamedArray& u) {
     return at_add(x, {{"n", Index(i)}}, u);
   };
-  auto asks = [](const JitReport& r, int bytes) {
+  auto check_gather = [](const JitReport& r, int bytes) {
     auto gather = std::find_if(r.collectives.begin(), r.collectives.end(),
                                [](auto& c) { return c.kind == "all-gather"; });
     REQUIRE(gather != r.collectives.end());
@@ -260,12 +262,12 @@ TEST_CASE(
   };
   for (int devices : {2, 3, 4}) {
     CAPTURE(devices);
-    const auto o = options(cut, devices);
+    const auto o = options(sharded, devices);
     const double others = double(devices - 1) / devices;
-    asks(named_jit(pick, o).plan(table, few), int(others * 400 * 4));
+    check_gather(named_jit(pick, o).plan(table, few), int(others * 400 * 4));
     // the sharding moves to m
-    if (devices > 2) asks(named_jit(pick, o).plan(table, ids), int(others * 4000 * 4));
-    asks(named_jit(add, o).plan(table, few, zeros({Few, M})), int(others * 400 * 9 * 4));
+    if (devices > 2) check_gather(named_jit(pick, o).plan(table, ids), int(others * 4000 * 4));
+    check_gather(named_jit(add, o).plan(table, few, zeros({Few, M})), int(others * 400 * 9 * 4));
     // equally large
     raises(
         [&] {
@@ -276,16 +278,16 @@ TEST_CASE(
   // A gather of the table itself raises, and the error has the name of the op in the user's code.
   auto turned = [](const NamedArray& x, const NamedArray& i) { return roll(x, i, "n"); };
   auto shuffled = [](const NamedArray& x) { return random::permutation(random::key(3), x, "n"); };
-  raises([&] { named_jit(pick, options(cut, 2)).plan(table, ids); },
+  raises([&] { named_jit(pick, options(sharded, 2)).plan(table, ids); },
          {"[strict] take gathers input (n=4000, m=8)"});
   raises([&] { named_jit(turned, options(n, 2)).plan(x, by); },
          {"[strict] roll gathers input (n=24000)", "without a request"});
   raises([&] { named_jit(shuffled, options(n, 2)).plan(x); },
          {"[strict] permutation gathers input (n=24000)", "without a request"});
-  auto asked = [](const NamedArray& x, const NamedArray& i) {
+  auto requested = [](const NamedArray& x, const NamedArray& i) {
     return roll(shard(x, Mapping{}), i, "n");
   };
-  CHECK(named_jit(asked, options(n, 2)).plan(x, by).calls == 1);
+  CHECK(named_jit(requested, options(n, 2)).plan(x, by).calls == 1);
 }
 
 TEST_CASE(
@@ -423,10 +425,10 @@ TEST_CASE(
                             .axis_resources = Mapping{{"k", "model"}},
                             .in = Mapping{{"k", "model"}, {"n", "replica"}},
                             .out = Mapping{}});
-  auto want = f(flags, ids);
+  auto expected = f(flags, ids);
   auto got = step(flags, ids);
-  CHECK(difference(std::get<0>(got), std::get<0>(want), 0) == "");
-  CHECK(difference(std::get<1>(got), std::get<1>(want), 0) == "");
+  CHECK(difference(std::get<0>(got), std::get<0>(expected), 0) == "");
+  CHECK(difference(std::get<1>(got), std::get<1>(expected), 0) == "");
 }
 
 TEST_CASE("partition: arrays without elements, and blocks of constants alone, match the plan") {
@@ -442,8 +444,8 @@ TEST_CASE("partition: arrays without elements, and blocks of constants alone, ma
   // Loops without iterations, and their gradients.
   const Axis none("a", 0), b("b", 3);
   auto x = zeros(Axes{none, b});
-  auto turn = [](const NamedArray& c, const NamedArray& row) { return c * 0.9 + tanh(row); };
-  auto folded = [&](const NamedArray& x) { return fold(turn, none)(ones(b), x); };
+  auto body = [](const NamedArray& c, const NamedArray& row) { return c * 0.9 + tanh(row); };
+  auto folded = [&](const NamedArray& x) { return fold(body, none)(ones(b), x); };
   CHECK(difference(jit(folded)(x), ones(b), 0) == "");
   CHECK(jit([&](const NamedArray& x) {
           return grad([&](const NamedArray& x) { return sum(sin(folded(x))); })(x);

@@ -24,7 +24,7 @@ NamedArray losses(const NamedArray& x, const NamedArray& w, const NamedArray& id
   return nn::chunked_cross_entropy(x, w, ids, Embed, Vocab, Tokens,
                                    {.chunks = {.chunk = chunk, .form = form}});
 }
-NamedArray whole_losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+NamedArray unchunked_losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
   return nn::cross_entropy_loss(dot(x, w, Embed), Vocab, ids, {.reduction = nn::Reduction::none});
 }
 
@@ -35,9 +35,9 @@ struct Data {
              given = random::uniform(random::key(4), Tokens, 0., 1., DType::f64);
 };
 
-void same(const NamedArray& got, const NamedArray& want, double tolerance = 1e-13) {
-  REQUIRE(got.axes() == want.axes());
-  auto a = got.doubles(), b = want.doubles();
+void same(const NamedArray& got, const NamedArray& expected, double tolerance = 1e-13) {
+  REQUIRE(got.axes() == expected.axes());
+  auto a = got.doubles(), b = expected.doubles();
   for (std::size_t i = 0; i < a.size(); ++i) {
     CAPTURE(i);
     REQUIRE(std::abs(a[i] - b[i]) <= tolerance * std::max(1., std::abs(b[i])));
@@ -52,13 +52,13 @@ std::ostream& operator<<(std::ostream& os, const Counts& c) {
   return os << c.contractions << " contractions, " << c.loops << " loops";
 }
 
-// Runs f jitted and counts parts of its Program. The results must match `whole`, which runs without
-// chunks.
-template <class F, class G, class... A> Counts counts(F f, G whole, const A&... args) {
+// Runs f jitted and counts parts of its Program. The results must match `unchunked`, which runs
+// without chunks.
+template <class F, class G, class... A> Counts counts(F f, G unchunked, const A&... args) {
   auto jitted = jit(f);
-  auto got = flatten(jitted(args...)), want = flatten(whole(args...));
-  REQUIRE(got.size() == want.size());
-  for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k]);
+  auto got = flatten(jitted(args...)), expected = flatten(unchunked(args...));
+  REQUIRE(got.size() == expected.size());
+  for (std::size_t k = 0; k < got.size(); ++k) same(got[k], expected[k]);
   return {jitted.report().contractions, jitted.report().loops};
 }
 
@@ -70,7 +70,7 @@ NamedArray in_chunks(const NamedArray& x, const NamedArray& w, const NamedArray&
   return losses(x, w, ids, chunk);
 }
 NamedArray at_once(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t) {
-  return whole_losses(x, w, ids);
+  return unchunked_losses(x, w, ids);
 }
 
 template <class Loss> Counts gradient_counts(Loss loss, std::int64_t chunk = 4) {
@@ -185,7 +185,7 @@ TEST_CASE("loops: values do not depend on the chunk size or on the backend") {
       return mean(l) + sum(g * l) + mean(exp(-l)) + square(sum(l));
     })(p, ids, given);
   };
-  auto want = flatten(step({d.x, d.w}, d.ids, d.given, at_once, 0));
+  auto expected = flatten(step({d.x, d.w}, d.ids, d.given, at_once, 0));
   for (auto chunk : {std::int64_t(1), std::int64_t(3), std::int64_t(7), N - 1, N, N + 1})
     for (const char* backend : {"cpu", "reference"}) {
       CAPTURE(chunk);
@@ -194,8 +194,8 @@ TEST_CASE("loops: values do not depend on the chunk size or on the backend") {
                        const NamedArray& given) { return step(p, ids, given, in_chunks, chunk); },
                    {.backend = backend});
       auto got = flatten(f(Parameters{d.x, d.w}, d.ids, d.given));
-      REQUIRE(got.size() == want.size());
-      for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k], 1e-12);
+      REQUIRE(got.size() == expected.size());
+      for (std::size_t k = 0; k < got.size(); ++k) same(got[k], expected[k], 1e-12);
     }
 }
 
@@ -210,8 +210,8 @@ TEST_CASE("loops: second derivatives pass through chunks") {
     };
     return flatten(jit(grad(g))(Parameters{d.x, d.w}, d.ids));
   };
-  auto got = of(in_chunks), want = of(at_once);
-  for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k], 1e-12);
+  auto got = of(in_chunks), expected = of(at_once);
+  for (std::size_t k = 0; k < got.size(); ++k) same(got[k], expected[k], 1e-12);
 }
 
 TEST_CASE(

@@ -46,15 +46,15 @@ auto compiled(const Attention& f, std::int64_t budget) {
 // Returns the share of its flops that the tiled plan runs, in blocks and in parallel slots. Checks
 // that all results match the materialized plan.
 double share_made(const Attention& f, const Parts& p = parts()) {
-  auto whole = compiled(f, most_bytes), tiled = compiled(f, 0);
-  auto want = whole(p), got = tiled(p);
+  auto materialized = compiled(f, most_bytes), tiled = compiled(f, 0);
+  auto expected = materialized(p), got = tiled(p);
   REQUIRE(tiled.report().chunked.size() > 0);
-  for (std::size_t k = 0; k < want.size(); ++k) {
+  for (std::size_t k = 0; k < expected.size(); ++k) {
     CAPTURE(k);
-    auto none = isnan(want[k]);
+    auto none = isnan(expected[k]);
     CHECK(all(none == isnan(got[k])).item() == 1);
-    auto far = where(none, 0.f, abs(got[k] - want[k]));
-    CHECK(max(far).item() <= 3e-6 * (1 + max(where(none, 0.f, abs(want[k]))).item()));
+    auto far = where(none, 0.f, abs(got[k] - expected[k]));
+    CHECK(max(far).item() <= 3e-6 * (1 + max(where(none, 0.f, abs(expected[k]))).item()));
   }
   double made = 0;
   for (auto& s : profile(tiled, p).steps) made += s.flops;
@@ -165,13 +165,13 @@ TEST_CASE("masked: the loop over keys ends where an added mask does") {
                      "k");
         },
         -1);
-    auto want = jit(
+    auto expected = jit(
         [&](const Parts& p) {
           return dot(softmax(where(nn::causal_mask(Pos, Keys), dot(p[0], p[1], "d"), -1e9f), "k"),
                      p[2], "k");
         },
         {.scores_budget = most_bytes})(p);
-    CHECK(max(abs(step(p)[1] - want)).item() <= 1e-5);
+    CHECK(max(abs(step(p)[1] - expected)).item() <= 1e-5);
     double sum = 0;
     for (auto& s : profile(step, p).steps) sum += s.flops;
     return sum / step.report().flops;
@@ -187,22 +187,22 @@ TEST_CASE("masked: a device without queries runs iterations whose masks are slic
   Parts p{draw(1, Q7), draw(2, K7), draw(3, K7)};
   auto f = [&](const Parts& p) {
     auto mask = nn::causal_mask(Q7, K7) | (position(K7) < 4);
-    auto kept = random::bernoulli(random::key(3), {Q7, K7}, 0.8);
+    auto keep_mask = random::bernoulli(random::key(3), {Q7, K7}, 0.8);
     auto layer = [&](const NamedArray& q) {
-      return dot(where(kept, softmax(where(mask, dot(q, p[1], "d"), -1e9f), "k"), 0.f) / 0.8f, p[2],
-                 "k");
+      return dot(where(keep_mask, softmax(where(mask, dot(q, p[1], "d"), -1e9f), "k"), 0.f) / 0.8f,
+                 p[2], "k");
     };
     auto once = layer(p[0]);
     return layer(sin(once)) + once;
   };
   auto all = [&](const Parts& p) { return all_of(f, p); };
-  auto want = jit(all, {.scores_budget = most_bytes})(p);
+  auto expected = jit(all, {.scores_budget = most_bytes})(p);
   JitOptions on_mesh{.scores_budget = -1};
   on_mesh.mesh = Mesh{{{"data", 2}, {"model", 2}}};
   on_mesh.axis_resources = Mapping{{"q", "data"}};
   auto got = named_jit(all, on_mesh)(p);
-  for (std::size_t k = 0; k < want.size(); ++k)
-    CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+  for (std::size_t k = 0; k < expected.size(); ++k)
+    CHECK(max(abs(got[k] - expected[k])).item() <= 1e-5 * (1 + max(abs(expected[k])).item()));
 }
 
 // Large matmuls skip blocks of 32 keys themselves, on machines whose kernels check flags. Cases: a
@@ -213,18 +213,18 @@ TEST_CASE("masked: a matmul of one iteration skips blocks itself") {
     return random::normal(random::key(seed), {B, H, pos, Size}).eval();
   };
   const Parts p{draw(1, Q), draw(2, K), draw(3, K)};
-  const bool asks = cpu::make_cpu_device(0)->machine().mask_block > 0;
+  const bool checks_flags = cpu::make_cpu_device(0)->machine().mask_block > 0;
   auto causal = nn::causal_mask(Q, K), near = causal & (along_q(position(Q)) - position(K) < 20);
   auto made = [&](const NamedArray& mask) {
     return share_made([&](const Parts& p) { return attend(p, mask); }, p);
   };
   // keys that 100 queries of an iteration see
-  CHECK(made(causal) == doctest::Approx((asks ? 128 + 224 + 300 : 192 + 288 + 300) / 900.));
-  CHECK(made(near) == doctest::Approx((asks ? 128 + 160 + 140 : 684) / 900.));
+  CHECK(made(causal) == doctest::Approx((checks_flags ? 128 + 224 + 300 : 192 + 288 + 300) / 900.));
+  CHECK(made(near) == doctest::Approx((checks_flags ? 128 + 160 + 140 : 684) / 900.));
   CHECK(made((floor_divide(arange(K), 50) == broadcast_axis(floor_divide(arange(Q), 100) * 2, K))
                  .eval()) < 0.8);
-  auto apart = (arange(K) < 30 || arange(K) >= 260).eval();
-  CHECK(made(broadcast_axis(apart, Q)) < (asks ? 0.5 : 0.8));
+  auto disjoint = (arange(K) < 30 || arange(K) >= 260).eval();
+  CHECK(made(broadcast_axis(disjoint, Q)) < (checks_flags ? 0.5 : 0.8));
 }
 
 // A large matmul of an iteration skips blocks itself, a small one runs in a loop over larger
@@ -247,9 +247,9 @@ TEST_CASE("masked: matmuls of one iteration have blocks of two sizes") {
           },
           p);
     };
-    auto got = jit(all, {.scores_budget = -1})(p), want = jit(all, {.backend = "reference"})(p);
-    for (std::size_t k = 0; k < want.size(); ++k)
-      CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+    auto got = jit(all, {.scores_budget = -1})(p), expected = jit(all, {.backend = "reference"})(p);
+    for (std::size_t k = 0; k < expected.size(); ++k)
+      CHECK(max(abs(got[k] - expected[k])).item() <= 1e-5 * (1 + max(abs(expected[k])).item()));
   }
 }
 
@@ -327,9 +327,10 @@ TEST_CASE("masked: matmuls of one query skip keys that are not valid") {
           auto f = jit(attend(fill));
           auto n = full({}, length, DType::i32).eval();
           auto got = f(q, keys, values, n),
-               want = jit(attend(fill), {.backend = "reference"})(q, keys, values, n);
-          CHECK(all(isnan(got) == isnan(want)).item() == 1);
-          auto far = where(isnan(want), 0.f, abs(got.astype(DType::f32) - want.astype(DType::f32)));
+               expected = jit(attend(fill), {.backend = "reference"})(q, keys, values, n);
+          CHECK(all(isnan(got) == isnan(expected)).item() == 1);
+          auto far = where(isnan(expected), 0.f,
+                           abs(got.astype(DType::f32) - expected.astype(DType::f32)));
           CHECK(max(far).item() < (type == DType::f32 ? 1e-5 : 1e-2));
           double made = 0;
           for (auto& s : profile(f, q, keys, values, n).steps) made += s.flops;
@@ -496,7 +497,7 @@ TEST_CASE("masked: matmuls of full arrays skip blocks, forward and backward") {
     return flags;
   };
   const auto machine = cpu::make_cpu_device(0)->machine();
-  const bool asks = machine.mask_block > 0;
+  const bool checks_flags = machine.mask_block > 0;
   struct Kind {
     NamedArray mask;
     float fill;
@@ -508,19 +509,20 @@ TEST_CASE("masked: matmuls of full arrays skip blocks, forward and backward") {
         Kind{q < 60 && arange(Keys) <= q, least, 6}, Kind{arange(Keys) <= q, -4.f, 6}}) {
     CAPTURE(fill);
     Parts p{draw(1, {B, H, Pos, Size}), draw(2, {B, H, Keys, Size}), draw(3, {B, H, Keys, Size})};
-    CHECK(flags_of(f(p, mask, fill)) == (asks ? flags : 0));
+    CHECK(flags_of(f(p, mask, fill)) == (checks_flags ? flags : 0));
     auto got = jit([&](const Parts& p) { return f(p, mask, fill); })(p);
-    auto want = jit([&](const Parts& p) { return f(p, mask, fill); }, {.backend = "reference"})(p);
-    for (std::size_t k = 0; k < want.size(); ++k) {
+    auto expected =
+        jit([&](const Parts& p) { return f(p, mask, fill); }, {.backend = "reference"})(p);
+    for (std::size_t k = 0; k < expected.size(); ++k) {
       CAPTURE(k);
-      auto none = isnan(want[k]);
+      auto none = isnan(expected[k]);
       CHECK(all(none == isnan(got[k])).item() == 1);
       // The loss is a sum of thousands of values of both signs, so its error is relative to the sum
       // of their magnitudes.
       const auto size = [](const NamedArray& x) { return where(isnan(x), 0.f, abs(x)); };
       const auto scale =
-          max(size(want[k])).item() + (k == 0 ? 1e-3 * sum(size(want[1])).item() : 0);
-      CHECK(max(size(got[k] - want[k])).item() <= 1e-5 * (1 + scale));
+          max(size(expected[k])).item() + (k == 0 ? 1e-3 * sum(size(expected[1])).item() : 0);
+      CHECK(max(size(got[k] - expected[k])).item() <= 1e-5 * (1 + scale));
     }
   }
   // bf16, on machines whose kernel with flags computes bf16 matmuls: about as far from f32 as the
@@ -533,14 +535,14 @@ TEST_CASE("masked: matmuls of full arrays skip blocks, forward and backward") {
   auto causal = [&](const Parts& p) { return f(p, nn::causal_mask(Pos, Keys), -1e9f); };
   CHECK(flags_of(causal(narrow)) == (machine.mask_block_bf16 > 0 ? 6 : 0));
   auto exact = jit(causal, {.backend = "reference"})(wide),
-       whole = jit(causal, {.backend = "reference"})(narrow);
+       full_result = jit(causal, {.backend = "reference"})(narrow);
   auto got = jit(causal)(narrow);
   for (std::size_t k = 1; k < exact.size(); ++k) {
     CAPTURE(k);
     auto error = [&](const Leaves& r) {
       return mean(abs(r[k].astype(DType::f32) - exact[k])).item();
     };
-    CHECK(error(got) <= 1.1 * error(whole));
+    CHECK(error(got) <= 1.1 * error(full_result));
   }
   // Grouped queries have two axes, which no flags follow.
   Parts grouped{draw(1, {B, H, Groups, Pos, Size}), draw(2, {B, H, Keys, Size}),
@@ -584,25 +586,25 @@ TEST_CASE("masked: an iteration that sees nothing runs if it changes the carry")
   const std::vector<Mask> masks{
       [](auto& q, auto& k) { return q < 400 && k <= q; }, [](auto& q, auto& k) { return k > q; },
       [](auto& q, auto& k) { return q - k > 600; }, [](auto&, auto& k) { return k == 800; }};
-  for (bool again : {false, true})
+  for (bool masks_weights : {false, true})
     for (float fill : {-1e9f, -std::numeric_limits<float>::infinity(), -3.f, 5.f})
       for (std::size_t k = 0; k < masks.size(); ++k) {
-        CAPTURE(again);
+        CAPTURE(masks_weights);
         CAPTURE(fill);
         CAPTURE(k);
-        auto f = [&, fill, again](const Parts& p) {
+        auto f = [&, fill, masks_weights](const Parts& p) {
           auto mask =
               masks[k](broadcast_axis(arange(Pos), Keys), broadcast_axis(arange(Keys), Pos));
           auto weights = softmax(where(mask, dot(p[0], p[1], "d"), fill), "k");
-          return dot(again ? where(mask, weights, 0.f) : weights, p[2], "k");
+          return dot(masks_weights ? where(mask, weights, 0.f) : weights, p[2], "k");
         };
-        auto walked = compiled(f, -1)(p), whole = compiled(f, most_bytes)(p);
-        for (std::size_t i = 0; i < whole.size(); ++i) {
+        auto tiled = compiled(f, -1)(p), materialized = compiled(f, most_bytes)(p);
+        for (std::size_t i = 0; i < materialized.size(); ++i) {
           CAPTURE(i);
-          auto none = isnan(whole[i]);
-          CHECK(all(none == isnan(walked[i])).item() == 1);
-          CHECK(max(where(none, 0.f, abs(walked[i] - whole[i]))).item() <=
-                4e-5 * (1 + max(where(none, 0.f, abs(whole[i]))).item()));
+          auto none = isnan(materialized[i]);
+          CHECK(all(none == isnan(tiled[i])).item() == 1);
+          CHECK(max(where(none, 0.f, abs(tiled[i] - materialized[i]))).item() <=
+                4e-5 * (1 + max(where(none, 0.f, abs(materialized[i]))).item()));
         }
       }
 }
@@ -612,14 +614,14 @@ TEST_CASE("masked: a `where` after the softmax skips the same iterations") {
     return random::normal(random::key(seed), {pos, Size}).eval();
   };
   Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
-  auto made = [&](bool again) {
+  auto made = [&](bool masks_weights) {
     auto step = compiled(
         [=](const Parts& p) {
           auto mask =
               nn::causal_mask(Pos, Keys) & (broadcast_axis(arange(Pos), Keys) - arange(Keys) < 200);
           auto weights = softmax(
               where(mask, dot(p[0], p[1], "d"), -std::numeric_limits<float>::infinity()), "k");
-          return dot(again ? where(mask, weights, 0.f) : weights, p[2], "k");
+          return dot(masks_weights ? where(mask, weights, 0.f) : weights, p[2], "k");
         },
         -1);
     double flops = 0;

@@ -23,8 +23,8 @@ struct Row {
   F of;
 };
 
-NamedArray twice(const F& turn, const NamedArray& start) {
-  return fold([=](const NamedArray& s, const NamedArray&) { return turn(s); }, J)(start, zeros(J));
+NamedArray twice(const F& body, const NamedArray& start) {
+  return fold([=](const NamedArray& s, const NamedArray&) { return body(s); }, J)(start, zeros(J));
 }
 std::vector<Row> rows() {
   const auto w = random::normal(random::key(2), {C});
@@ -34,9 +34,9 @@ std::vector<Row> rows() {
         sum(s) > 0., [](const NamedArray& u) { return u * sum(u); },
         [](const NamedArray& u) { return u + 1.; })(s);
   };
-  auto outer = [](const F& turn) {
+  auto outer = [](const F& body) {
     return F([=](const NamedArray& v) {
-      return fold([=](const NamedArray& s, const NamedArray&) { return turn(s); }, K)(v, zeros(K));
+      return fold([=](const NamedArray& s, const NamedArray&) { return body(s); }, K)(v, zeros(K));
     });
   };
   return {{"a fold", outer([=](const NamedArray& s) { return twice(inner, s); })},
@@ -78,21 +78,21 @@ F gradient(const F& f) {
 
 TEST_CASE("nested loops: a loop in shared iterations carries each device's own values") {
   const auto x = random::normal(random::key(0), {A, C}).eval();
-  const Mapping turns{{"a", "data"}}, result{{"c", "data"}};
+  const Mapping by_iteration{{"a", "data"}}, result{{"c", "data"}};
   for (auto& row : rows()) {
     INFO(std::string(row.name));
     F all = [&](const NamedArray& v) { return map(row.of, AxisSelector("a"))(v); };
     for (auto& f : {all, gradient(all)}) {
-      const auto want = jit(f)(x);
+      const auto expected = jit(f)(x);
       for (int devices : {2, 3}) {
-        JitOptions o{.mesh = Mesh{{{"data", devices}}}, .axis_resources = turns};
+        JitOptions o{.mesh = Mesh{{{"data", devices}}}, .axis_resources = by_iteration};
         CHECK(difference(named_jit([&](const NamedArray& v) { return shard(f(v), result); }, o)(x),
-                         want, 1e-5) == "");
+                         expected, 1e-5) == "");
         o.out = Mappings(result);
-        CHECK(difference(named_jit(f, o)(x), want, 1e-5) == "");
+        CHECK(difference(named_jit(f, o)(x), expected, 1e-5) == "");
         o.axis_resources = {};
-        o.in = Mappings(turns);
-        CHECK(difference(named_jit(f, o)(x), want, 1e-5) == "");
+        o.in = Mappings(by_iteration);
+        CHECK(difference(named_jit(f, o)(x), expected, 1e-5) == "");
       }
     }
   }
@@ -130,7 +130,7 @@ TEST_CASE("nested loops: devices with different iterations issue different colle
         return sum(sin(f(p.first, p.second)));
       })(std::pair(x, w));
     };
-    const auto want = jit(f)(x, w);
+    const auto expected = jit(f)(x, w);
     const auto of_both = jit(g)(x, w);
     for (auto& mesh : {Mesh{{{"data", 2}, {"model", 2}}}, Mesh{{{"model", 2}, {"data", 3}}},
                        Mesh{{{"data", 4}}}})
@@ -140,7 +140,7 @@ TEST_CASE("nested loops: devices with different iterations issue different colle
           JitOptions o{.mesh = mesh, .axis_resources = Mapping{{"a", "data"}}, .overlap = overlap};
           if (mesh.axes().size() > 1) o.axis_resources = Mapping{{"a", "data"}, {"c", "model"}};
           o.in = Mappings::of_each({Mapping{{"a", "data"}}, weights});
-          CHECK(difference(named_jit(f, o)(x, w), want, 1e-5) == "");
+          CHECK(difference(named_jit(f, o)(x, w), expected, 1e-5) == "");
           const auto got = named_jit(g, o)(x, w);
           CHECK(difference(got.first, of_both.first, 1e-5) == "");
           CHECK(difference(got.second, of_both.second, 1e-5) == "");
@@ -155,14 +155,14 @@ TEST_CASE("verify finds a plan's faults: loops in shared iterations") {
   using Kind = Version::Kind;
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
   auto x = array({A, C}), w = array({C});
-  const std::vector<PartitionInput> inputs{{x, cut("a", {0})}, {w, cut("c", {0})}};
+  const std::vector<PartitionInput> inputs{{x, sharded("a", {0})}, {w, sharded("c", {0})}};
   auto with = [&](const NamedArray& y, Kind kind, auto damage) {
-    return damaged(y.node(), inputs, cut("a", {0}), mesh, kind, damage);
+    return damaged(y.node(), inputs, sharded("a", {0}), mesh, kind, damage);
   };
   auto carries =
       map([](const NamedArray& v) { return twice([](const NamedArray& t) { return tanh(t); }, v); },
           AxisSelector("a"))(NamedArray(x));
-  auto text = with(carries, Kind::carry, [&](Version& v, Plan&) { v.at = cut("c", {0}); });
+  auto text = with(carries, Kind::carry, [&](Version& v, Plan&) { v.at = sharded("c", {0}); });
   CHECK(text.find("mesh axis data is used twice") != std::string::npos);
   auto sums = fold([](const NamedArray& s, const NamedArray& v) { return s + tanh(v); }, A)(
       zeros(C), NamedArray(x));

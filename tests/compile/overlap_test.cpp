@@ -103,24 +103,24 @@ TEST_CASE("overlap: uneven blocks leave collectives in place") {
   auto [y2, g2, beside] = step(true, "cpu", Axis("embed", 66));
   CHECK(beside.program == plain.program);
   CHECK(y.item() == y2.item());
-  const auto says = [](auto& report) {
+  const auto mentions_uneven = [](auto& report) {
     return report.explain.find("the blocks of an axis are uneven") != std::string::npos;
   };
-  CHECK(says(beside));
-  CHECK(!says(plain));
+  CHECK(mentions_uneven(beside));
+  CHECK(!mentions_uneven(plain));
 }
 
 TEST_CASE("overlap: a collective starts after the step that computes the offset of its operand") {
   const Axis Row("row", 64), Column("column", 64);
   auto x = arange({Row, Column}).eval();
-  auto cut = [](const NamedArray& x, const NamedArray& i) { return slice(x, "row", i + 3, 8); };
-  auto step = named_jit(cut, {.mesh = four,
-                              .axis_resources = Mapping{},
-                              .in = Mappings::of_each({Mapping{{"column", "data"}}, Mapping{}}),
-                              .out = Mappings(Mapping{}),
-                              .overlap = true});
+  auto sliced = [](const NamedArray& x, const NamedArray& i) { return slice(x, "row", i + 3, 8); };
+  auto step = named_jit(sliced, {.mesh = four,
+                                 .axis_resources = Mapping{},
+                                 .in = Mappings::of_each({Mapping{{"column", "data"}}, Mapping{}}),
+                                 .out = Mappings(Mapping{}),
+                                 .overlap = true});
   auto i = full({}, 2, DType::i32).eval();
-  CHECK(step(x, i).bytes() == cut(x, i).bytes());
+  CHECK(step(x, i).bytes() == sliced(x, i).bytes());
 }
 
 TEST_CASE("verify: no step touches the arrays of an in-flight collective") {

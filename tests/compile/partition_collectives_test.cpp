@@ -77,8 +77,8 @@ TEST_CASE("partition moves: loop-invariant values are gathered once, and sums ar
     return mean(square(tanh(dot(x, w, Embed))));
   };
   auto f = [=](const NamedArray& w, const NamedArray& x) {
-    auto turn = [=](const NamedArray& sum, const NamedArray& x) { return sum + grad(loss)(w, x); };
-    return fold(turn, Micro)(zeros_like(w), x);
+    auto body = [=](const NamedArray& sum, const NamedArray& x) { return sum + grad(loss)(w, x); };
+    return fold(body, Micro)(zeros_like(w), x);
   };
   const double bytes = double(Embed.size * Mlp.size * 4);
   auto w = shape({Embed, Mlp}), x = shape({Micro, Many, Embed});
@@ -121,20 +121,20 @@ TEST_CASE(
   const Mapping vocab{{"vocab", "data"}};
   auto gradient = [=](const NamedArray& w, const NamedArray& x) {
     return grad([=](const NamedArray& w) {
-      auto turn = [=](const NamedArray& all, const NamedArray& x) {
+      auto body = [=](const NamedArray& all, const NamedArray& x) {
         return all + sum(logsumexp(dot(x, w, Embed), Vocab));
       };
       // the backward pass starts after the end
-      return square(fold(turn, Chunk, {.checkpoint = "carries"})(zeros({}), x));
+      return square(fold(body, Chunk, {.checkpoint = "carries"})(zeros({}), x));
     })(w);
   };
   const auto w = shape({Embed, Vocab}), x = shape({Chunk, Tokens, Embed});
-  const double turns = 5;  // a maximum and a sum for each token
+  const double iterations = 5;  // a maximum and a sum for each token
   sends(planned({{vocab, none}, vocab, vocab}, gradient, w, x),
-        turns * 2 * all_reduce(Tokens.size * 4), turns * 2);
+        iterations * 2 * all_reduce(Tokens.size * 4), iterations * 2);
   // logits are sums, with twice the size of the tiled values
-  auto again = planned({{embed, embed}, embed, embed}, gradient, w, x);
-  sends(again, turns * 2 * all_reduce(Tokens.size * Vocab.size * 4), turns * 2);
+  auto sharded_embed = planned({{embed, embed}, embed, embed}, gradient, w, x);
+  sends(sharded_embed, iterations * 2 * all_reduce(Tokens.size * Vocab.size * 4), iterations * 2);
 }
 
 TEST_CASE("partition moves: gathered weights are not retained if that communicates more") {
@@ -152,14 +152,14 @@ TEST_CASE("partition moves: gathered weights are not retained if that communicat
     })(l);
   };
   const Layer l{shape({Layers, Embed, Wide}), shape({Layers, Wide, Embed})};
-  const How again{{embed, batch}, batch, embed}, keeps{{embed, batch}, batch, embed, false};
+  const How regathers{{embed, batch}, batch, embed}, keeps{{embed, batch}, batch, embed, false};
   const auto x = shape({Few, Embed}), more = shape({Few.resize(4096), Embed});
-  CHECK(planned(keeps, gradient, l, x).sent_bytes == planned(again, gradient, l, x).sent_bytes);
-  CHECK(planned(keeps, gradient, l, x).peak_bytes == planned(again, gradient, l, x).peak_bytes);
+  CHECK(planned(keeps, gradient, l, x).sent_bytes == planned(regathers, gradient, l, x).sent_bytes);
+  CHECK(planned(keeps, gradient, l, x).peak_bytes == planned(regathers, gradient, l, x).peak_bytes);
   const double weights = 3. * 2 * Embed.size * Wide.size * 4;
   // here the weights move
   sends(planned(keeps, gradient, l, more), all_gather(weights) + reduce_scatter(weights), 2);
-  CHECK(planned(again, gradient, l, more).sent_bytes ==
+  CHECK(planned(regathers, gradient, l, more).sent_bytes ==
         2 * all_gather(weights) + reduce_scatter(weights));
 }
 
@@ -250,7 +250,7 @@ TEST_CASE("partition moves: top_k of all positions of a sharded axis gathers it 
 TEST_CASE(
     "partition moves: the parts of an axis move once "
     "if their blocks are no blocks of the full axis") {
-  const Mapping whole{{"rows", "data"}};
+  const Mapping rows_mapping{{"rows", "data"}};
   // Returns the number of rows that a device needs and lacks, averaged over four devices. `had`
   // returns the owner of a row.
   auto lacking = [](std::int64_t rows, auto had, auto wanted) {
@@ -276,11 +276,13 @@ TEST_CASE(
     };
     const double row = double(Embed.size * 4);
     auto in_parts = shape({Part, Pos, Embed}), at_once = shape({Axis("rows", rows), Embed});
-    check(planned({{batch}, whole, whole}, flat, in_parts), row * lacking(rows, by_batch, by_row));
-    check(planned({{position}, whole, whole}, flat, in_parts),
+    check(planned({{batch}, rows_mapping, rows_mapping}, flat, in_parts),
+          row * lacking(rows, by_batch, by_row));
+    check(planned({{position}, rows_mapping, rows_mapping}, flat, in_parts),
           row * lacking(rows, by_position, by_row));
-    check(planned({{whole}, batch, batch}, parts, at_once), row * lacking(rows, by_row, by_batch));
-    check(planned({{whole}, position, position}, parts, at_once),
+    check(planned({{rows_mapping}, batch, batch}, parts, at_once),
+          row * lacking(rows, by_row, by_batch));
+    check(planned({{rows_mapping}, position, position}, parts, at_once),
           row * lacking(rows, by_row, by_position));
   }
   // Uneven blocks, but nothing moves. Nothing is gathered if no mapping shards the parts.
@@ -361,7 +363,7 @@ TEST_CASE(
   struct Layers {
     std::vector<NamedArray> up, down;
   };
-  auto step = [](bool again) {
+  auto step = [](bool checkpointed) {
     return [=](const Layers& p, const NamedArray& x) {
       auto loss = [=](const Layers& q, const NamedArray& h) {
         auto block = [](const NamedArray& h, const NamedArray& up, const NamedArray& down) {
@@ -369,7 +371,8 @@ TEST_CASE(
         };
         auto y = h;
         for (std::size_t i = 0; i < q.up.size(); ++i)
-          y = again ? checkpoint(block)(y, q.up[i], q.down[i]) : block(y, q.up[i], q.down[i]);
+          y = checkpointed ? checkpoint(block)(y, q.up[i], q.down[i])
+                           : block(y, q.up[i], q.down[i]);
         return mean(square(y)).scalar();
       };
       auto part = [=](const Layers& sum, const NamedArray& h) {
@@ -390,7 +393,7 @@ TEST_CASE(
   const double weights = 2 * 2 * 8 * 12 * 4;
   const Layers p{{shape({Embed, Mlp}), shape({Embed, Mlp})},
                  {shape({Mlp, Embed}), shape({Mlp, Embed})}};
-  auto sent = [&](bool again, bool micro, bool regather) {
+  auto sent = [&](bool checkpointed, bool micro, bool regather) {
     JitOptions o{.mesh = four,
                  .axis_resources = batch,
                  .out = Mappings(embed),
@@ -398,7 +401,7 @@ TEST_CASE(
                  .strict = true};
     o.in = Mappings::of_each({embed, batch});
     auto x = micro ? shape({Micro, Batch, Embed}) : shape({Batch, Embed});
-    return named_jit(step(again), o).plan(p, x).sent_bytes;
+    return named_jit(step(checkpointed), o).plan(p, x).sent_bytes;
   };
   CHECK(sent(true, false, true) == 2 * all_gather(weights) + reduce_scatter(weights));
   CHECK(sent(true, false, false) == all_gather(weights) + reduce_scatter(weights));

@@ -15,9 +15,9 @@ namespace {
 
 const Mesh two{{{"data", 2}}};
 
-void close(const NamedArray& got, const NamedArray& want) {
-  REQUIRE(got.axes() == want.axes());
-  auto a = got.doubles(), b = want.doubles();
+void close(const NamedArray& got, const NamedArray& expected) {
+  REQUIRE(got.axes() == expected.axes());
+  auto a = got.doubles(), b = expected.doubles();
   double most =
       1;  // sums have another order: the error of an element is relative to the largest element
   for (double x : b) most = std::max(most, std::abs(x));
@@ -30,17 +30,17 @@ void close(const NamedArray& got, const NamedArray& want) {
 // Compares f on one device with f on two, with the axes sharded one by one, and as many as possible
 // at once.
 template <class F, class... A>
-void agrees(F f, const std::vector<std::string>& cut, const A&... args) {
-  auto want = flatten(jit(f)(args...));
-  for (auto& axis : cut)
+void agrees(F f, const std::vector<std::string>& sharded_axes, const A&... args) {
+  auto expected = flatten(jit(f)(args...));
+  for (auto& axis : sharded_axes)
     for (const char* backend : {"cpu", "reference"}) {
       CAPTURE(axis);
       CAPTURE(std::string(backend));
       auto sharded = named_jit(
           f, {.backend = backend, .mesh = two, .axis_resources = Mapping{{axis.c_str(), "data"}}});
       auto got = flatten(sharded(args...));
-      REQUIRE(got.size() == want.size());
-      for (std::size_t k = 0; k < got.size(); ++k) close(got[k], want[k]);
+      REQUIRE(got.size() == expected.size());
+      for (std::size_t k = 0; k < got.size(); ++k) close(got[k], expected[k]);
     }
 }
 
@@ -158,15 +158,15 @@ TEST_CASE(
     return std::pair(grad, value);
   };
   auto x = normal(1, D);
-  Mapping cut{{"d", "x"}};
+  Mapping sharded{{"d", "x"}};
   auto g = named_jit(f, {.mesh = Mesh{{{"x", 5}}},
-                         .axis_resources = cut,
-                         .in = cut,
+                         .axis_resources = sharded,
+                         .in = sharded,
                          .out = Mapping{},
                          .regather = false});
-  auto got = g(x), want = f(x);
-  close(got.first, want.first);
-  close(got.second, want.second);
+  auto got = g(x), expected = f(x);
+  close(got.first, expected.first);
+  close(got.second, expected.second);
 }
 
 TEST_CASE(
@@ -199,10 +199,10 @@ TEST_CASE("partition: rematerialized chunks match, from their partial sums") {
         Embed{"embed", 6};
     CAPTURE(to_string(make_axes(Chunk, Tokens, Vocab)));
     auto loss = [=](const NamedArray& w, const NamedArray& x) {
-      auto turn = [=](const NamedArray& all, const NamedArray& x) {
+      auto body = [=](const NamedArray& all, const NamedArray& x) {
         return all + sum(logsumexp(dot(x, w, Embed), Vocab));
       };
-      return square(fold(turn, Chunk, {.checkpoint = "carries"})(zeros({}), x));
+      return square(fold(body, Chunk, {.checkpoint = "carries"})(zeros({}), x));
     };
     auto both = [=](const NamedArray& w, const NamedArray& x) {
       return value_and_grad([=](const std::pair<NamedArray, NamedArray>& p) {
@@ -254,7 +254,7 @@ TEST_CASE("partition: parts of an axis and the full axis match, for all blocks")
     return std::tuple{value_and_grad(loss)(std::pair(x, y)), flatten_axes(x, {"a", "b"}, "ab"),
                       unflatten_axis(y, "ab", {A, B})};
   };
-  auto want = flatten(jit(f)(x, y));
+  auto expected = flatten(jit(f)(x, y));
   struct Case {
     const Mesh& mesh;
     Mapping m;
@@ -270,8 +270,8 @@ TEST_CASE("partition: parts of an axis and the full axis match, for all blocks")
       CAPTURE(to_string(c.m));
       auto got =
           flatten(named_jit(f, {.backend = backend, .mesh = c.mesh, .axis_resources = c.m})(x, y));
-      REQUIRE(got.size() == want.size());
-      for (std::size_t k = 0; k < got.size(); ++k) close(got[k], want[k]);
+      REQUIRE(got.size() == expected.size());
+      for (std::size_t k = 0; k < got.size(); ++k) close(got[k], expected[k]);
     }
 }
 
@@ -299,10 +299,10 @@ TEST_CASE("partition: top_k of a sharded axis handles uneven blocks, equal value
                            take(i, A, slice(argsort(sin(x), A), A, 0, k)),
                            slice(argsort(i * 2 + arange(A) % 3, A), A, 0, k)};
       };
-      auto want = flatten(jit(f)(x, ids));
+      auto expected = flatten(jit(f)(x, ids));
       auto got =
           flatten(named_jit(f, {.mesh = four, .axis_resources = Mapping{{"a", "data"}}})(x, ids));
-      for (std::size_t n = 0; n < got.size(); ++n) CHECK(got[n].doubles() == want[n].doubles());
+      for (std::size_t n = 0; n < got.size(); ++n) CHECK(got[n].doubles() == expected[n].doubles());
     }
   // Block by block: 7 blocks of 7, and one of 1.
   Axis A{"a", 50}, B{"b", 16};

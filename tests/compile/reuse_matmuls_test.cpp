@@ -28,10 +28,10 @@ using program::View;
 namespace {
 
 // s[i] = sum over v of (x w^T)[i, v];  g[v, k] = sum over i of s[i] (x w^T)[i, v] x[i, k]
-// Both run in iterations over v. Slots: 0 x (rows, depth), 1 w (`turns` * width, depth), 2 g, 3 s
-// (rows), 4 and 5 the matmul of an iteration, 6 the matmul times s.
+// Both run in iterations over v. Slots: 0 x (rows, depth), 1 w (`iterations` * width, depth), 2 g,
+// 3 s (rows), 4 and 5 the matmul of an iteration, 6 the matmul times s.
 struct Example {
-  std::int64_t rows = 32, depth = 128, width = 16, turns = 8;
+  std::int64_t rows = 32, depth = 128, width = 16, iterations = 8;
 
   View view(int slot, program::Dims strides, int loop = -1, std::int64_t step = 0) const {
     View v{slot, DType::f32, 0, std::move(strides), {}};
@@ -69,8 +69,8 @@ struct Example {
     p.argument_slots = {0, 1};
     p.result_slots = {2};
     p.slots = {{rows * depth * 4, Home::argument, 0},
-               {turns * width * depth * 4, Home::argument, 1},
-               {turns * width * depth * 4, Home::result, 0},
+               {iterations * width * depth * 4, Home::argument, 1},
+               {iterations * width * depth * 4, Home::result, 0},
                {rows * 4},
                {rows * width * 4},
                {rows * width * 4},
@@ -100,8 +100,8 @@ struct Example {
                      view(6, {1, 0, width}),
                      view(0, {0, 1, depth}),
                      view(2, {depth, 1, 0}, 1, width * depth)};
-    p.steps = {zero, loop(0, turns, {product(0, 4), summed}),
-               loop(1, turns, {product(1, 5), scaled, back})};
+    p.steps = {zero, loop(0, iterations, {product(0, 4), summed}),
+               loop(1, iterations, {product(1, 5), scaled, back})};
     return p;
   }
 };
@@ -129,7 +129,7 @@ TEST_CASE(
     "reuse matmuls: stores as many iterations as fit, "
     "bitwise identical, without a byte more memory") {
   struct {
-    std::int64_t rows, width, turns, kept;
+    std::int64_t rows, width, iterations, stored;
   } cases[] = {
       // an iteration writes more than it stores: the writes must not reach memory that the last
       // stored iteration reads
@@ -139,63 +139,67 @@ TEST_CASE(
   };
   for (auto& c : cases) {
     CAPTURE(c.rows);
-    Example e{.rows = c.rows, .width = c.width, .turns = c.turns};
+    Example e{.rows = c.rows, .width = c.width, .iterations = c.iterations};
     auto p = e.make();
-    auto kept = reuse_matmuls(p);
-    REQUIRE(bool(kept) == (c.kept > 0));
-    if (!kept) continue;
-    REQUIRE(kept->steps.size() == 5);
-    CHECK(kept->steps[1].loop.trips == c.kept);
-    CHECK(kept->steps[2].loop.trips == c.turns - c.kept);
-    CHECK(kept->steps[3].loop.trips == c.kept);
-    CHECK(kept->steps[3].loop.body.size() == 2);
-    CHECK(kept->steps[4].loop.trips == c.turns - c.kept);
-    CHECK(multiplications(p.steps) - multiplications(kept->steps) ==
-          double(c.kept * c.rows * c.width * e.depth));
-    auto before = p, after = *kept;
+    auto rewritten = reuse_matmuls(p);
+    REQUIRE(bool(rewritten) == (c.stored > 0));
+    if (!rewritten) continue;
+    REQUIRE(rewritten->steps.size() == 5);
+    CHECK(rewritten->steps[1].loop.trips == c.stored);
+    CHECK(rewritten->steps[2].loop.trips == c.iterations - c.stored);
+    CHECK(rewritten->steps[3].loop.trips == c.stored);
+    CHECK(rewritten->steps[3].loop.body.size() == 2);
+    CHECK(rewritten->steps[4].loop.trips == c.iterations - c.stored);
+    CHECK(multiplications(p.steps) - multiplications(rewritten->steps) ==
+          double(c.stored * c.rows * c.width * e.depth));
+    auto before = p, after = *rewritten;
     plan_memory(before, {false, false}, true, true);
     plan_memory(after, {false, false}, true, true);
     CHECK(after.peak_bytes <= before.peak_bytes);
     auto reference = reference::make_reference_device();
-    CHECK(run(*kept, *reference) == run(p, *reference));
+    CHECK(run(*rewritten, *reference) == run(p, *reference));
     auto cpu = cpu::make_cpu_device(0);
-    CHECK(run(*kept, *cpu) == run(p, *cpu));
+    CHECK(run(*rewritten, *cpu) == run(p, *cpu));
   }
 }
 
 TEST_CASE("reuse matmuls: requires idle memory, and equal matmuls") {
-  auto kept = [](const std::function<void(Program&)>& change, Example e = {}) {
+  auto reuses = [](const std::function<void(Program&)>& change, Example e = {}) {
     auto p = e.make();
     change(p);
     return bool(reuse_matmuls(p));
   };
-  auto again = [](Program& p) -> program::Contract& { return p.steps[2].loop.body[0].contract; };
+  auto recomputed = [](Program& p) -> program::Contract& {
+    return p.steps[2].loop.body[0].contract;
+  };
   auto back = [](Program& p) -> program::Contract& { return p.steps[2].loop.body[2].contract; };
-  CHECK(kept([](Program&) {}));
+  CHECK(reuses([](Program&) {}));
+  CHECK(!reuses(
+      [&](Program& p) { back(p).accumulate = true; }));  // the gradient has an initial value
   CHECK(
-      !kept([&](Program& p) { back(p).accumulate = true; }));  // the gradient has an initial value
-  CHECK(!kept([&](Program& p) { back(p).out.terms.clear(); }));  // each iteration writes all of it
+      !reuses([&](Program& p) { back(p).out.terms.clear(); }));  // each iteration writes all of it
   // the memory is in use before the loops
-  CHECK(!kept([](Program& p) { p.steps.insert(p.steps.begin(), Example().product(-1, 2)); }));
+  CHECK(!reuses([](Program& p) { p.steps.insert(p.steps.begin(), Example().product(-1, 2)); }));
   // ... and between them
-  CHECK(!kept([](Program& p) { p.steps.insert(p.steps.begin() + 2, Example().product(-1, 2)); }));
+  CHECK(!reuses([](Program& p) { p.steps.insert(p.steps.begin() + 2, Example().product(-1, 2)); }));
   // an operand changes between them
-  CHECK(!kept([](Program& p) { p.steps.insert(p.steps.begin() + 2, Example().product(-1, 1)); }));
+  CHECK(!reuses([](Program& p) { p.steps.insert(p.steps.begin() + 2, Example().product(-1, 1)); }));
   // the matmul is modified after its computation
-  CHECK(!kept([](Program& p) { p.steps[1].loop.body.push_back(Example().product(0, 4)); }));
-  CHECK(!kept([&](Program& p) { again(p).b.offset = 1; }));          // another matmul
-  CHECK(!kept([](Program& p) { p.steps[1].loop.reverse = true; }));  // another order of iterations
-  CHECK(!kept([](Program& p) { p.steps[1].loop.trips = 7; }));
-  CHECK(!kept([](Program& p) {  // iterations that may end early
+  CHECK(!reuses([](Program& p) { p.steps[1].loop.body.push_back(Example().product(0, 4)); }));
+  CHECK(!reuses([&](Program& p) { recomputed(p).b.offset = 1; }));  // another matmul
+  CHECK(
+      !reuses([](Program& p) { p.steps[1].loop.reverse = true; }));  // another order of iterations
+  CHECK(!reuses([](Program& p) { p.steps[1].loop.trips = 7; }));
+  CHECK(!reuses([](Program& p) {  // iterations that may end early
     Step skip;
     skip.kind = program::Kind::skip;
     skip.skip.unless = {3, DType::boolean, 0, {}, {}};
     p.steps[1].loop.body.insert(p.steps[1].loop.body.begin(), skip);
   }));
   // it is read after the loop
-  CHECK(!kept([](Program& p) { p.steps.push_back(Example().product(-1, 5)); }));
-  CHECK(kept([](Program&) {}, Example{.depth = 96}));
-  CHECK(!kept([](Program&) {}, Example{.depth = 95}));  // recomputation is as fast as a read
+  CHECK(!reuses([](Program& p) { p.steps.push_back(Example().product(-1, 5)); }));
+  CHECK(reuses([](Program&) {}, Example{.depth = 96}));
+  CHECK(!reuses([](Program&) {}, Example{.depth = 95}));  // recomputation is as fast as a read
 }
 
 TEST_CASE("reuse matmuls: the gradient of a head stores its logits") {
@@ -212,7 +216,7 @@ TEST_CASE("reuse matmuls: the gradient of a head stores its logits") {
     })(w);
   };
   auto [loss, gradient] = gradients({.memory = 48 << 10});
-  auto whole = gradients({});
+  auto expected = gradients({});
   Compilation low{{loss.node(), gradient.node()}, {}};
   run(low);
   auto each = double(Tokens.size * Embed.size * Vocab.size),
@@ -220,6 +224,6 @@ TEST_CASE("reuse matmuls: the gradient of a head stores its logits") {
   CHECK(made > 2 * each);  // 3 per tile without reuse: logits, the same again, and the gradient
   CHECK(made < 2.25 * each);
   CHECK(low.saved_work == doctest::Approx(1 - made / (3 * each)));
-  CHECK(difference(loss, whole.first, 1e-6) == "");
-  CHECK(difference(gradient, whole.second, 1e-6) == "");
+  CHECK(difference(loss, expected.first, 1e-6) == "");
+  CHECK(difference(gradient, expected.second, 1e-6) == "");
 }

@@ -18,7 +18,7 @@ namespace {
 
 const Axis Batch{"batch", 512}, Embed{"embed", 256}, Mlp{"mlp", 128}, Layers{"layers", 3};
 const Mapping batch{{"batch", "data"}}, embed{{"embed", "data"}}, none;
-const double whole = double(Embed.size * Mlp.size * 4);
+const double full_bytes = double(Embed.size * Mlp.size * 4);
 
 NamedArray draw(std::uint64_t seed, const Axes& axes, DType d = DType::f32) {
   return (random::normal(random::key(seed), axes) / 16.).astype(d);
@@ -33,8 +33,8 @@ JitOptions on(const Mesh& mesh, bool ring, const Mapping& weights, const Mapping
   return o;
 }
 Mesh of(int devices) { return Mesh{{{"data", devices}}}; }
-void agree(const NamedArray& got, const NamedArray& want, double tolerance = 1e-6) {
-  auto a = got.doubles(), b = want.doubles();
+void agree(const NamedArray& got, const NamedArray& expected, double tolerance = 1e-6) {
+  auto a = got.doubles(), b = expected.doubles();
   REQUIRE(a.size() == b.size());
   double worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i)
@@ -73,14 +73,14 @@ program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& r
     roots.push_back(result.node());
     out.push_back(sharding_for(roots.back()->axes, at, mesh, "a result"));
   }
-  Compilation whole{roots, {}, {.mesh = &mesh, .out = out, .partition = {.ring = ring}}};
+  Compilation compilation{roots, {}, {.mesh = &mesh, .out = out, .partition = {.ring = ring}}};
   for (auto& i : inputs) {
-    whole.inputs.push_back(i.global);
-    whole.options.in.push_back(i.at);
+    compilation.inputs.push_back(i.global);
+    compilation.options.in.push_back(i.at);
   }
 
-  run(whole, Stage::graph, Stage::sharding);
-  auto last = on_device(whole, mesh.devices() - 1);
+  run(compilation, Stage::graph, Stage::sharding);
+  auto last = on_device(compilation, mesh.devices() - 1);
   run(last, Stage::device, Stage::program);
   return *last.program;
 }
@@ -112,15 +112,15 @@ TEST_CASE(
       CHECK(plain.calls == 1);
       CHECK(r.calls == n - 1);
       CHECK(r.sent_bytes == plain.sent_bytes);
-      CHECK(r.sent_bytes == whole * (n - 1) / n);
-      CHECK(arena(c, of(n), false) == whole);
-      CHECK(arena(c, of(n), true) == whole / n * std::min(2, n - 1));
+      CHECK(r.sent_bytes == full_bytes * (n - 1) / n);
+      CHECK(arena(c, of(n), false) == full_bytes);
+      CHECK(arena(c, of(n), true) == full_bytes / n * std::min(2, n - 1));
       REQUIRE(r.collectives.size() == 1);
       auto& moved = r.collectives[0];
       CHECK(moved.kind == "ring");
       CHECK(moved.turns == n - 1);
       CHECK(moved.loop == "data");
-      CHECK(moved.bytes == whole / n);
+      CHECK(moved.bytes == full_bytes / n);
     }
 }
 
@@ -172,11 +172,11 @@ TEST_CASE("ring: layers of a sharded model match, forward and backward") {
       return o;
     };
     auto plain = named_jit(f, options(false)), ringed = named_jit(f, options(true));
-    auto [want, wanted] = plain(w, x);
+    auto [expected, expected_grads] = plain(w, x);
     auto [got, grads] = ringed(w, x);
-    agree(got, want);
-    agree(grads.first, wanted.first);
-    agree(grads.second, wanted.second);
+    agree(got, expected);
+    agree(grads.first, expected_grads.first);
+    agree(grads.second, expected_grads.second);
     auto a = plain.report(), b = ringed.report();
     CAPTURE(a.explain);
     CAPTURE(b.explain);
@@ -197,8 +197,8 @@ TEST_CASE("ring: layers of a sharded model match, forward and backward") {
         if (s.gathered) most = std::max(most, s.bytes);
       return most;
     };
-    CHECK(received(false) == whole);
-    CHECK(received(true) == whole / n);
+    CHECK(received(false) == full_bytes);
+    CHECK(received(true) == full_bytes / n);
     for (auto& c : b.collectives)
       if (c.kind == "ring") {
         CHECK(c.loop == "layers, data");

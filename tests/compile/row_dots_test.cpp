@@ -71,15 +71,15 @@ TEST_CASE("row dots: match the reference") {
     CAPTURE(std::string(name_of(d)));
     auto x = draw(3, {B, N, K}, d), y = draw(4, {K, B, N}, d);
     auto f = [](const NamedArray& x, const NamedArray& y) { return dot(x, y, "k"); };
-    auto got = jit(f)(x, y), want = jit(f, {.backend = "reference"})(x, y);
-    CHECK(got.dtype() == want.dtype());
-    CHECK(got.axes() == want.axes());
+    auto got = jit(f)(x, y), expected = jit(f, {.backend = "reference"})(x, y);
+    CHECK(got.dtype() == expected.dtype());
+    CHECK(got.axes() == expected.axes());
     const double unit = d == DType::f64    ? 1e-14
                         : d == DType::f32  ? 1e-6
                         : d == DType::bf16 ? 8e-3
                         : d == DType::f16  ? 1e-3
                                            : 0;
-    auto a = got.astype(DType::f64), b = want.astype(DType::f64);
+    auto a = got.astype(DType::f64), b = expected.astype(DType::f64);
     CHECK(max(abs(a - b)).item() <= unit * max(abs(b)).item());
   }
 }

@@ -49,10 +49,10 @@ TEST_CASE("attention scores: in loops that devices share, values without a block
 TEST_CASE("attention scores: checkpointed layers in ring attention have second derivatives") {
   const Axis Queries{"q", 8}, Keys{"k", 8};
   const Parts p{draw(1, {B, Queries, D}), draw(2, {B, Keys, D}), draw(3, {B, Keys, D}), zeros({})};
-  auto all = [](bool cuts) {
-    auto cut = [=](const NamedArray& x) { return cuts ? shard(x, Mapping{{"k", "x"}}) : x; };
+  auto all = [](bool shards) {
+    auto sharded = [=](const NamedArray& x) { return shards ? shard(x, Mapping{{"k", "x"}}) : x; };
     auto layer = checkpoint([=](const Parts& p) {
-      return dot(softmax(dot(p.query, cut(p.key), "d"), "k"), cut(p.value), "k");
+      return dot(softmax(dot(p.query, sharded(p.key), "d"), "k"), sharded(p.value), "k");
     });
     auto loss = [=](const Parts& p) {
       auto y = layer(p);
@@ -86,9 +86,9 @@ TEST_CASE("attention scores: recomputed values of a checkpoint are tiled, too") 
     return grad([&](const Three& p) { return loss(p[0], p[1], p[2]); })(p);
   };
   const Three p{draw(1, {H, Q, D}), draw(2, {H, K, D}), draw(3, {H, K, D})};
-  auto tiled = jit(slopes), whole = jit(slopes, {.scores_budget = most_bytes});
-  same(flatten(tiled(p)), flatten(whole(p)), 1e-5);
-  CHECK(whole.report().arena_bytes > 3 * 4 * Q.size * K.size);
+  auto tiled = jit(slopes), materialized = jit(slopes, {.scores_budget = most_bytes});
+  same(flatten(tiled(p)), flatten(materialized(p)), 1e-5);
+  CHECK(materialized.report().arena_bytes > 3 * 4 * Q.size * K.size);
   CHECK(tiled.report().arena_bytes < 4 << 20);
 }
 
@@ -148,23 +148,23 @@ TEST_CASE("attention scores: memory stays below 16 MiB at any length") {
 
 // Scores of 8 MiB each: tiled if there are many queries and many keys, and no mesh shards them.
 TEST_CASE("attention scores: the default budget tiles large scores") {
-  auto walks = [](const Axes& queries, const Axes& keys, const JitOptions& options = {}) {
+  auto is_tiled = [](const Axes& queries, const Axes& keys, const JitOptions& options = {}) {
     auto f = [](const NamedArray& q, const NamedArray& k) {
       return dot(softmax(dot(q, k, "d"), "key"), k, "key");
     };
     return !named_jit(f, options).compile(zeros(queries), zeros(keys)).chunked.empty();
   };
   const Axis H("heads", 23), Q("pos", 300), K("key", 300), D("d", 64), Long("key", 4096);
-  CHECK(walks({H, Q, D}, {H, K, D}));
-  CHECK(walks({Axis("pos", 512), D}, {Long, D}));
-  CHECK(!walks({Axis("pos", 32), Axis("heads", 16), D}, {Long, D}));  // shared keys: few queries
-  CHECK(!walks({Axis("heads", 9), Q, D}, {Axis("heads", 9), K, D}));  // 3 MiB
+  CHECK(is_tiled({H, Q, D}, {H, K, D}));
+  CHECK(is_tiled({Axis("pos", 512), D}, {Long, D}));
+  CHECK(!is_tiled({Axis("pos", 32), Axis("heads", 16), D}, {Long, D}));  // shared keys: few queries
+  CHECK(!is_tiled({Axis("heads", 9), Q, D}, {Axis("heads", 9), K, D}));  // 3 MiB
   const Devices two(2);
-  CHECK(!walks({H, Q, D}, {H, K, D},
-               {.mesh = Mesh{{{"x", 2}}}, .axis_resources = Mapping{{"heads", "x"}}}));
+  CHECK(!is_tiled({H, Q, D}, {H, K, D},
+                  {.mesh = Mesh{{{"x", 2}}}, .axis_resources = Mapping{{"heads", "x"}}}));
   // not sharded
-  CHECK(walks({H, Q, D}, {H, K, D},
-              {.mesh = Mesh{{{"x", 2}}}, .axis_resources = Mapping{{"batch", "x"}}}));
+  CHECK(is_tiled({H, Q, D}, {H, K, D},
+                 {.mesh = Mesh{{{"x", 2}}}, .axis_resources = Mapping{{"batch", "x"}}}));
 }
 
 // In the gradient of 16-bit arrays, keys are the outermost loop. With queries of this width, their
@@ -198,13 +198,13 @@ TEST_CASE(
       auto out = f(Three{as(in[0]), as(in[1]), as(in[2])}, as(cotangent));
       return std::pair(Leaves{out}, f.report().chunked.size());
     };
-    auto [want, none] = made(most_bytes, DType::f32);
+    auto [expected, none] = made(most_bytes, DType::f32);
     auto [got, loops] = made(-1, DType::bf16);
-    auto [whole, no] = made(most_bytes, DType::bf16);
+    auto [materialized, no] = made(most_bytes, DType::bf16);
     CHECK(none == 0);
     CHECK(loops > 0);
-    same(got, want, 0.02);
-    same(whole, want, 0.02);
+    same(got, expected, 0.02);
+    same(materialized, expected, 0.02);
   };
   auto causal = [](const Axis& q, const Axis& k) { return nn::causal_mask(q, k); };
   check(100, 3, 8, causal);
@@ -236,9 +236,9 @@ TEST_CASE(
   const auto both = planned(true), alone = planned(false);
   CHECK(both.flops == alone.flops);
   CHECK(both.peak_bytes <= alone.peak_bytes + 64);
-  auto whole = jit(value_and_grad(loss), {.scores_budget = most_bytes}).plan(w);
+  auto materialized = jit(value_and_grad(loss), {.scores_budget = most_bytes}).plan(w);
   // scores and their matmuls are recomputed, layers are not
-  CHECK(both.flops < 1.45 * whole.flops);
+  CHECK(both.flops < 1.45 * materialized.flops);
 }
 
 // Weights that are not normalized over the keys are tiled if they outnumber the hidden values of a
@@ -248,26 +248,26 @@ TEST_CASE("attention scores: attention by a sigmoid, and kernels of distances, a
   Parts p{draw(1, {H, Queries, D}), draw(2, {H, Keys, D}), draw(3, {H, Keys, D}),
           zeros({H, Queries, Keys})};
   auto mask = nn::causal_mask(Queries, Keys);
-  walked(
+  check_tiled(
       "sigmoid",
       [=](const Parts& p) {
         return dot(nn::sigmoid(where(mask, scores(p), -1e9f) - 5.f), p.value, "k");
       },
       p, 1e-5);
-  walked(
+  check_tiled(
       "what the sigmoid hides",
       [=](const Parts& p) { return dot(where(mask, nn::sigmoid(scores(p)), 0.f), p.value, "k"); },
       p, 1e-5);
-  walked(
+  check_tiled(
       "squares of relu",
       [](const Parts& p) { return dot(square(nn::relu(scores(p))) / 300.f, p.value, "k"); }, p,
       1e-5);
-  walked(
+  check_tiled(
       "gaussians",
       [=](const Parts& p) {
-        auto apart = broadcast_axis(sum(square(p.query), "d"), Keys) + sum(square(p.key), "d") -
-                     2.f * dot(p.query, p.key, "d");
-        return dot(exp(-apart), p.value, "k");
+        auto distances = broadcast_axis(sum(square(p.query), "d"), Keys) + sum(square(p.key), "d") -
+                         2.f * dot(p.query, p.key, "d");
+        return dot(exp(-distances), p.value, "k");
       },
       p, 1e-5);
   const Axis Long{"q", 8192}, LongKeys{"k", 8192};
@@ -281,23 +281,23 @@ TEST_CASE("attention scores: attention by a sigmoid, and kernels of distances, a
 
 TEST_CASE("attention scores: explain states why some are materialized") {
   auto p = parts();
-  auto said = [&](auto f) {
+  auto explained = [&](auto f) {
     auto g = jit(f, {.scores_budget = 0});
     g(p.query);
     return g.report().explain;
   };
   auto weights = [=](const NamedArray& q) { return softmax(dot(q, p.key, "d"), "k"); };
-  auto given = said([=](const NamedArray& q) {
+  auto given = explained([=](const NamedArray& q) {
     return std::pair{weights(q), dot(weights(q), p.value, "k")};
   });
   CHECK(given.find("scores (b=2, heads=3, q=13, k=13) (scores_memory_test.cpp:") != given.npos);
   CHECK(given.find(") stay materialized: ") != given.npos);
   CHECK(given.find("is a result") != given.npos);
   auto along =
-      said([=](const NamedArray& q) { return dot(cumsum(weights(q), "q"), p.value, "k"); });
+      explained([=](const NamedArray& q) { return dot(cumsum(weights(q), "q"), p.value, "k"); });
   CHECK(along.find("stay materialized: cumsum (scores_memory_test.cpp:") != along.npos);
   CHECK(along.find("requires more than one query at a time") != along.npos);
-  auto queries = said([=](const NamedArray& q) {
+  auto queries = explained([=](const NamedArray& q) {
     return grad([=](const NamedArray& q) {
       return sum(sin(dot(softmax(dot(q, p.key, "d"), "q"), p.value, "k")));
     })(q);
@@ -308,22 +308,22 @@ TEST_CASE("attention scores: explain states why some are materialized") {
   CHECK(queries.find("stay materialized: dot (scores_memory_test.cpp:") != queries.npos);
   CHECK(queries.find(turned) != queries.npos);
   CHECK(queries.find("stay materialized") == queries.rfind("stay materialized"));  // one line
-  auto values = said([=](const NamedArray& q) { return dot(weights(q), q, "q"); });
+  auto values = explained([=](const NamedArray& q) { return dot(weights(q), q, "q"); });
   CHECK(values.find(" sums over q values that are weighted along k; weight them along q, or use a "
                     "chunked_reduce over q") != values.npos);
-  auto both = said([=](const NamedArray& q) {
+  auto both = explained([=](const NamedArray& q) {
     return dot(softmax(dot(q, p.key, "d"), {"q", "k"}), p.value, "k");
   });
   CHECK(both.find(" reduces over ") != both.npos);
-  auto walked = said([=](const NamedArray& q) { return dot(weights(q), p.value, "k"); });
-  CHECK(walked.find("stay materialized") == walked.npos);
+  auto tiled = explained([=](const NamedArray& q) { return dot(weights(q), p.value, "k"); });
+  CHECK(tiled.find("stay materialized") == tiled.npos);
   // without weights
-  auto hidden =
-      said([=](const NamedArray& q) { return dot(nn::relu(dot(q, p.key, "d")), p.value, "k"); });
+  auto hidden = explained(
+      [=](const NamedArray& q) { return dot(nn::relu(dot(q, p.key, "d")), p.value, "k"); });
   CHECK(hidden.find("stay materialized") == hidden.npos);
   // A layer whose bias has a gradient is no attention: a sum over positions, and no value with
   // positions depends on it.
-  auto layer = said([=](const NamedArray& x) {
+  auto layer = explained([=](const NamedArray& x) {
     using Two = std::pair<NamedArray, NamedArray>;
     auto f = [=](const Two& in) {
       return sum(square(dot(sin(dot(in.first, p.key, "d") + in.second), p.value, "k")));
@@ -350,8 +350,8 @@ TEST_CASE(
     auto y = attention(x);
     return sum(square(attention(sin(y).astype(DType::bf16)) + y));
   };
-  auto whole = jit(grad(loss), {.scores_budget = most_bytes})(q);
-  same({jit(grad(loss), {.scores_budget = 0})(q)}, {whole}, 3e-2);
+  auto materialized = jit(grad(loss), {.scores_budget = most_bytes})(q);
+  same({jit(grad(loss), {.scores_budget = 0})(q)}, {materialized}, 3e-2);
 }
 
 TEST_CASE("attention scores: minus their mean") {
@@ -367,9 +367,9 @@ TEST_CASE("attention scores: minus their mean") {
       return sum(sin(dot(softmax(scores, "k"), v, "k")));
     };
     auto both = value_and_grad(f);
-    auto whole = jit(both, {.scores_budget = most_bytes})(q),
+    auto materialized = jit(both, {.scores_budget = most_bytes})(q),
          tiled = jit(both, {.scores_budget = -1})(q);
-    same({tiled.first, tiled.second}, {whole.first, whole.second}, 1e-5);
+    same({tiled.first, tiled.second}, {materialized.first, materialized.second}, 1e-5);
   }
 }
 
@@ -378,9 +378,9 @@ TEST_CASE("attention scores: minus their mean") {
 TEST_CASE("attention scores: attention in a loop in a loop") {
   const Axis L("l", 2), M("m", 3), N("n", 2);
   const auto y = draw(2, {K, D});
-  auto step = [=](In x, In turn) {  // with a mask of the iterations of all surrounding loops
+  auto step = [=](In x, In iteration) {  // with a mask of the iterations of all surrounding loops
     auto q = broadcast_axis(arange(Q), K), k = broadcast_axis(arange(K), Q);
-    auto s = where((k <= q) | (k < (turn + 1) * 3), dot(x, y, "d"), -1e9f);
+    auto s = where((k <= q) | (k < (iteration + 1) * 3), dot(x, y, "d"), -1e9f);
     return x + dot(softmax(s, "k"), y, "k");
   };
   auto two = [=](In x) {
@@ -407,12 +407,12 @@ TEST_CASE("attention scores: attention in a loop in a loop") {
       auto [value, slope] = value_and_grad([=](In x) { return sum(sin(f(x))); })(x);
       return Leaves{value, slope};
     };
-    const auto want = jit(all, {.scores_budget = most_bytes})(x);
+    const auto expected = jit(all, {.scores_budget = most_bytes})(x);
     for (std::int64_t budget : {0, -1}) {
       CAPTURE(budget);
-      auto walked = jit(all, {.scores_budget = budget});
-      same(walked(x), want, 2e-5);
-      CHECK(walked.report().chunked.size() > 0);
+      auto tiled = jit(all, {.scores_budget = budget});
+      same(tiled(x), expected, 2e-5);
+      CHECK(tiled.report().chunked.size() > 0);
     }
   };
   check(two);

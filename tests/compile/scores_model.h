@@ -33,31 +33,32 @@ inline Leaves all_of(const Attention& f, const Parts& p) {
   auto [both, g] = value_and_grad(loss)(p);
   return {both.first, both.second, g.query, g.key, g.value, g.bias};
 }
-inline void same(const Leaves& got, const Leaves& want, double tolerance) {
-  REQUIRE(got.size() == want.size());
+inline void same(const Leaves& got, const Leaves& expected, double tolerance) {
+  REQUIRE(got.size() == expected.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     CAPTURE(k);
-    auto x = got[k].astype(DType::f64), y = want[k].astype(DType::f64);
+    auto x = got[k].astype(DType::f64), y = expected[k].astype(DType::f64);
     CHECK(max(abs(x - y)).item() <= tolerance * (1 + max(abs(y)).item()));
   }
 }
 // Checks that tiled attention matches materialized attention, and that no array of the size of the
 // scores is planned.
-inline void walked(const char* what, const Attention& f, const Parts& p = parts(),
-                   double tolerance = 2e-6) {
+inline void check_tiled(const char* what, const Attention& f, const Parts& p = parts(),
+                        double tolerance = 2e-6) {
   CAPTURE(std::string(what));
-  auto whole = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = most_bytes});
+  auto materialized =
+      jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = most_bytes});
   auto tiled = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = 0});
-  auto want = whole(p);
-  same(tiled(p), want, tolerance);
-  CHECK(whole.report().chunked.empty());
+  auto expected = materialized(p);
+  same(tiled(p), expected, tolerance);
+  CHECK(materialized.report().chunked.empty());
   REQUIRE(tiled.report().chunked.size() > 0);
   CHECK(tiled.report().explain.find("over q") != std::string::npos);
   auto both = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = -1});
-  same(both(p), want, tolerance * 4);
+  same(both(p), expected, tolerance * 4);
   same(jit([&](const Parts& p) { return all_of(f, p); },
            {.backend = "reference", .scores_budget = 0})(p),
-       want, tolerance * 4);
+       expected, tolerance * 4);
 }
 inline NamedArray scores(const Parts& p) { return dot(p.query, p.key, "d") / 2.f; }
 inline NamedArray causal() { return nn::causal_mask(Q, K); }

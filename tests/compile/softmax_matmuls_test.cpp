@@ -97,9 +97,9 @@ TEST_CASE(
   for (auto& [name, loss] : all) {
     CAPTURE(name);
     CHECK(is_taken(steps_of(loss, p)));
-    auto got = gradients(loss, p, "cpu"), want = gradients(loss, p, "reference");
-    CHECK(difference(got.x, want.x, 2e-6) == "");
-    CHECK(difference(got.w, want.w, 2e-6) == "");
+    auto got = gradients(loss, p, "cpu"), expected = gradients(loss, p, "reference");
+    CHECK(difference(got.x, expected.x, 2e-6) == "");
+    CHECK(difference(got.w, expected.w, 2e-6) == "");
     auto exact = parameters(DType::f64);
     auto fine = gradients(loss, exact, "cpu"), oracle = gradients(loss, exact, "reference");
     CHECK(difference(fine.x, oracle.x, 1e-13) == "");
@@ -119,9 +119,9 @@ TEST_CASE("softmax matmuls: an iteration of a loop holds its chunk of exps and o
   const std::int64_t tokens = Batch.size * 4;
   // and the scalars of each token
   CHECK(s.arena == tokens * Vocab.size * 4 + tokens * Embed.size * 4 + 2 * 64);
-  auto got = gradients(loss, p, "cpu"), want = gradients(loss, p, "reference");
-  CHECK(difference(got.x, want.x, 2e-6) == "");
-  CHECK(difference(got.w, want.w, 2e-6) == "");
+  auto got = gradients(loss, p, "cpu"), expected = gradients(loss, p, "reference");
+  CHECK(difference(got.x, expected.x, 2e-6) == "");
+  CHECK(difference(got.w, expected.w, 2e-6) == "");
 }
 
 TEST_CASE(

@@ -12,21 +12,21 @@ const Axis A{"a", 4};
 const Mesh mesh{{{"data", 2}, {"model", 2}}};
 
 // Verifies device 1, which computes `made` from its own `mine`. The plan reshards x from `has` to
-// `is` by the step `hop`.
+// `is` by the step `reshard`.
 std::string on_device(const NodePtr& x, const Sharding& has, const Sharding& is,
-                      const ReshardStep& hop, const NodePtr& mine, const NodePtr& made) {
-  GlobalGraph whole({x}, {{}}, mesh);
+                      const ReshardStep& reshard, const NodePtr& mine, const NodePtr& made) {
+  GlobalGraph global({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
   Version v{.kind = Version::Kind::reshard,
-            .node = whole.find(x.get()),
+            .node = global.find(x.get()),
             .at = is,
             .in = {0},
             .live = true};
-  v.reshard_step = hop;
+  v.reshard_step = reshard;
   p.versions = {{.kind = Version::Kind::given, .node = v.node, .at = has, .live = true}, v};
   p.roots = {1};
-  return message_of([&] { verify_device(p, whole, 1, {mine, made}, "a pass"); });
+  return message_of([&] { verify_device(p, global, 1, {mine, made}, "a pass"); });
 }
 bool found(const std::string& text, const char* part) { return text.find(part) != text.npos; }
 
@@ -37,7 +37,7 @@ TEST_CASE("verify finds collectives that differ from the plan") {
   auto x = array({A}), mine = array({A});
   Sharding pending;
   pending.add_partial(1, Monoid::max);
-  const ReshardStep hop{ReshardStep::Kind::all_reduce, {}, {1}, {}, 8};
+  const ReshardStep reshard{ReshardStep::Kind::all_reduce, {}, {1}, {}, 8};
   auto with = [&](auto change) {
     CollectiveSpec w;
     // an all_reduce
@@ -50,7 +50,7 @@ TEST_CASE("verify finds collectives that differ from the plan") {
     w.along = {{}};
     Nodes sent{mine};
     change(w, sent);
-    return on_device(x, pending, {}, hop, mine, collective_result(make_collective(sent, w), 0));
+    return on_device(x, pending, {}, reshard, mine, collective_result(make_collective(sent, w), 0));
   };
   CHECK(with([](CollectiveSpec&, Nodes&) {}) == "");
   CHECK(with([](CollectiveSpec&, Nodes& sent) {
@@ -74,7 +74,7 @@ TEST_CASE("verify finds collectives that differ from the plan") {
               "its collective has another axis"));
   CHECK(found(with([](CollectiveSpec&, Nodes& sent) { sent[0] = array({A}); }),
               "its collective has another array"));
-  CHECK(found(on_device(x, pending, {}, hop, mine, mine), "it is in no collective"));
+  CHECK(found(on_device(x, pending, {}, reshard, mine, mine), "it is in no collective"));
 }
 
 TEST_CASE("verify finds a partial value on another device than the first") {
@@ -94,19 +94,19 @@ TEST_CASE("verify finds a partial value on another device than the first") {
 
 TEST_CASE("verify finds an op that differs from the plan") {
   auto x = array({A}), y = array({A}), n = prim::sub(x, y);
-  GlobalGraph whole({n}, {{}}, mesh);
+  GlobalGraph global({n}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
   auto version = [&](const NodePtr& of, Version::Kind kind, std::vector<int> in) {
     p.versions.push_back(
-        {.kind = kind, .node = whole.find(of.get()), .at = {}, .in = std::move(in), .live = true});
+        {.kind = kind, .node = global.find(of.get()), .at = {}, .in = std::move(in), .live = true});
   };
   version(x, Version::Kind::given, {});
   version(y, Version::Kind::given, {});
   version(n, Version::Kind::compute, {0, 1});
   p.roots = {2};
   auto made = [&](const NodePtr& is) {
-    return message_of([&] { verify_device(p, whole, 1, {x, y, is}, "a pass"); });
+    return message_of([&] { verify_device(p, global, 1, {x, y, is}, "a pass"); });
   };
   CHECK(made(n) == "");
   for (auto& is : {prim::add(x, y), prim::sub(y, x), prim::sub(x, x)})
@@ -123,10 +123,10 @@ TEST_CASE("verify finds a merged collective of values that depend on each other"
   const ReshardStep first{ReshardStep::Kind::all_reduce, once, {0}, {}, 8},
       second{ReshardStep::Kind::all_reduce, {}, {1}, {}, 8};
   auto plan = [&](std::vector<int> order, int bucket, int other) {
-    GlobalGraph whole({x}, {{}}, mesh);
+    GlobalGraph global({x}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
-    auto n = whole.find(x.get());
+    auto n = global.find(x.get());
     p.versions = {{.kind = Version::Kind::given, .node = n, .at = pending, .live = true},
                   {.kind = Version::Kind::reshard,
                    .node = n,
@@ -151,7 +151,7 @@ TEST_CASE("verify finds a merged collective of values that depend on each other"
                    .bucket = other}};
     p.bodies[0].versions = std::move(order);
     p.roots = {2, 3};
-    return message_of([&] { verify(p, whole, "a pass"); });
+    return message_of([&] { verify(p, global, "a pass"); });
   };
   CHECK(plan({0, 1, 3, 2}, 2, 2) == "");
   CHECK(found(plan({0, 1, 2, 3}, 1, 3), "it is merged into one collective with its operand"));

@@ -18,7 +18,7 @@ const Mesh mesh{{{"data", 2}}};
 
 // Returns the verifier's message about the passes from `from` on, in one stage. Other errors
 // propagate to the caller.
-std::string behind(Compilation c, Stage stage, std::string_view from) {
+std::string message_of_passes(Compilation c, Stage stage, std::string_view from) {
   c.options.from = from;
   try {
     run(c, stage, stage);
@@ -27,7 +27,7 @@ std::string behind(Compilation c, Stage stage, std::string_view from) {
   }
   return "";
 }
-Sharding cut(Name a) {
+Sharding sharded(Name a) {
   Sharding s;
   s.set(a, {0});
   return s;
@@ -55,7 +55,7 @@ Op made_in_blocks(decltype(Op::on_block) on_block) {
   return op;
 }
 Compilation for_devices(const NodePtr& root) {
-  return {{root}, {}, {.mesh = &mesh, .out = {cut("a")}}};
+  return {{root}, {}, {.mesh = &mesh, .out = {sharded("a")}}};
 }
 
 }  // namespace
@@ -63,20 +63,20 @@ Compilation for_devices(const NodePtr& root) {
 TEST_CASE("verify runs after each pass, and before the first one") {
   auto x = prim::input({A, B}, DType::f32);
   auto wrong = make(prim::kSum, {x}, {B}, DType::f64);
-  CHECK(behind({{prim::sum(x, {A})}, {x}}, Stage::graph, "merge_loops") == "");
-  CHECK(has(behind({{wrong}, {x}}, Stage::graph, "merge_loops"),
+  CHECK(message_of_passes({{prim::sum(x, {A})}, {x}}, Stage::graph, "merge_loops") == "");
+  CHECK(has(message_of_passes({{wrong}, {x}}, Stage::graph, "merge_loops"),
             "sum after merge_loops: the result is f64"));
-  CHECK(has(behind({{wrong}, {x}}, Stage::device, "row_dots"),
+  CHECK(has(message_of_passes({{wrong}, {x}}, Stage::device, "row_dots"),
             "sum after row_dots: the result is f64"));
   Compilation traced{{wrong}, {x}};
   CHECK(has(message_of([&] { run(traced); }), "sum after tracing: the result is f64"));
   // A plan: the input is sharded along an axis that it lacks.
   auto planned = [&](const Sharding& in) {
     Compilation c{{prim::exp(x)}, {x}, {.mesh = &mesh, .in = {in}, .out = {{}}}};
-    return behind(c, Stage::sharding, "plan");
+    return message_of_passes(c, Stage::sharding, "plan");
   };
-  CHECK(planned(cut("a")) == "");
-  CHECK(has(planned(cut("c")), "after plan: sharded axis c is not in (a=4, b=3)"));
+  CHECK(planned(sharded("a")) == "");
+  CHECK(has(planned(sharded("c")), "after plan: sharded axis c is not in (a=4, b=3)"));
 }
 
 TEST_CASE("verify checks both Programs while there are two") {
@@ -84,15 +84,15 @@ TEST_CASE("verify checks both Programs while there are two") {
     Compilation c;
     c.program = std::make_shared<program::Program>(copies(elements));
     if (of_alternative > 0) c.alternative = copies(of_alternative);
-    return behind(c, Stage::program, from);
+    return message_of_passes(c, Stage::program, from);
   };
   for (auto* pass : {"overlap", "scratch", "plan_memory"}) {
     CAPTURE(std::string(pass));
-    auto said = std::string("copy after ") + pass + ": a view reaches elements 0 to 4 of slot 0";
+    auto message = std::string("copy after ") + pass + ": a view reaches elements 0 to 4 of slot 0";
     CHECK(of(4, 0, pass) == "");
     CHECK(of(4, 4, pass) == "");
-    CHECK(has(of(5, 0, pass), said));
-    CHECK(has(of(4, 5, pass), said));
+    CHECK(has(of(5, 0, pass), message));
+    CHECK(has(of(4, 5, pass), message));
   }
 }
 
@@ -106,9 +106,9 @@ TEST_CASE("verify checks the block of each device") {
         return prim::filled(1, n.dtype, n.axes);  // the full array
       });
   auto emitted = [&](const Op& op) {
-    auto whole = for_devices(make(op, {}, {A}, DType::f32));
-    run(whole, Stage::sharding, Stage::sharding);
-    return message_of([&] { whole.partition->device_graph(1); });
+    auto compilation = for_devices(make(op, {}, {A}, DType::f32));
+    run(compilation, Stage::sharding, Stage::sharding);
+    return message_of([&] { compilation.partition->device_graph(1); });
   };
   CHECK(emitted(right) == "");
   CHECK(has(emitted(wrong), "blocks after emit on device 1: it is (a=4), but its block is (a=2)"));

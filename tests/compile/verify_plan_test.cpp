@@ -34,20 +34,21 @@ const Mesh mesh{{{"data", 2}, {"model", 2}}};
 // Verifies a plan in which n reads operands with these shardings and has the sharding `made`.
 std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands,
                        const Sharding& made) {
-  GlobalGraph whole({n}, {{}}, mesh);
+  GlobalGraph global({n}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  Version of{.kind = Version::Kind::compute, .node = whole.find(n.get()), .at = made, .live = true};
+  Version of{
+      .kind = Version::Kind::compute, .node = global.find(n.get()), .at = made, .live = true};
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     p.versions.push_back({.kind = Version::Kind::given,
-                          .node = whole.find(n->in[k].get()),
+                          .node = global.find(n->in[k].get()),
                           .at = operands[k],
                           .live = true});
     of.in.push_back(int(k));
   }
   p.versions.push_back(of);
   p.roots = {int(n->in.size())};
-  return message_of([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, global, "a pass"); });
 }
 std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& made) {
   return in_plan_of(n, {operand}, made);
@@ -62,10 +63,11 @@ Sharding pending(int x, Monoid m = Monoid::sum) {
   return s;
 }
 
-// Verifies a plan that reshards x from `from` by the step `hop`, and claims the sharding `arrives`.
-std::string in_hop(const Sharding& from, const ReshardStep& hop, const Sharding& arrives) {
+// Verifies a plan that reshards x from `from` by the step `reshard`, and claims the sharding
+// `arrives`.
+std::string in_reshard(const Sharding& from, const ReshardStep& reshard, const Sharding& arrives) {
   auto x = array({A, B});
-  GlobalGraph whole({x}, {{}}, mesh);
+  GlobalGraph global({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
   p.versions = {{.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
@@ -73,10 +75,10 @@ std::string in_hop(const Sharding& from, const ReshardStep& hop, const Sharding&
                  .node = 0,
                  .at = arrives,
                  .in = {0},
-                 .reshard_step = hop,
+                 .reshard_step = reshard,
                  .live = true}};
   p.roots = {1};
-  return message_of([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, global, "a pass"); });
 }
 // Verifies a loop over a that carries a row of x. The carry starts as `start` and leaves as `left`;
 // the plan claims `inside` and `at`.
@@ -85,8 +87,8 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
   auto row = array({B}), carry = prim::carry(loop_index(), {B}, DType::f32);
   auto result =
       loop_of_one({Fold::carry, Monoid::sum, {prim::neg(carry)}, row, carry}, loop_index());
-  GlobalGraph whole({result}, {{}}, mesh);
-  auto id = [&](const NodePtr& n) { return whole.id(n); };
+  GlobalGraph global({result}, {{}}, mesh);
+  auto id = [&](const NodePtr& n) { return global.id(n); };
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
   p.loops = {{.node = id(result->in[0]),
@@ -111,20 +113,20 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
        .in = {1},
        .live = true},
       {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
-  return message_of([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, global, "a pass"); });
 }
 
-// Verifies a loop over two blocks of a that rotate around a ring. `lies`: the sharding of the
-// array; `visits`: the claimed sharding in the loop; `sent`: a value of the body is sharded along
+// Verifies a loop over two blocks of a that rotate around a ring. `array_at`: the sharding of the
+// array; `block_at`: the claimed sharding in the loop; `sent`: a value of the body is sharded along
 // b, and gathered again.
-std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = false) {
+std::string in_round(const Sharding& array_at, const Sharding& block_at, bool sent = false) {
   using Kind = Version::Kind;
   auto x = array({A, B}), index = prim::index(A, 0, 2, 0);
   auto block = prim::slice(x, "a", 0, 2, 1, false, index), value = prim::neg(block);
   auto result = loop_of_one({Fold::fold, Monoid::sum, {value}}, index);
-  GlobalGraph whole({result}, {{}}, mesh);
-  auto id = [&](const NodePtr& n) { return whole.id(n); };
-  auto b = cut("b", {0});
+  GlobalGraph global({result}, {{}}, mesh);
+  auto id = [&](const NodePtr& n) { return global.id(n); };
+  auto b = sharded("b", {0});
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
   p.loops = {{.node = id(result->in[0]),
@@ -135,11 +137,11 @@ std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = f
               .value = {{sent ? 4 : 2}},
               .carry = {{}},
               .start = {-1}}};
-  p.versions = {{.kind = Kind::given, .node = id(x), .at = lies, .live = true},
+  p.versions = {{.kind = Kind::given, .node = id(x), .at = array_at, .live = true},
                 {.kind = Kind::ring_receive,
                  .node = id(block),
                  .body = 1,
-                 .at = visits,
+                 .at = block_at,
                  .in = {0},
                  .reshard_step = {ReshardStep::Kind::slice, {}, {0}, "a", 1},
                  .live = true},
@@ -158,123 +160,127 @@ std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = f
                  .reshard_step = {ReshardStep::Kind::all_gather, {}, {0}, "b", 1},
                  .live = sent},
                 {.kind = Kind::loop, .node = id(result->in[0]), .loop = 0, .live = true}};
-  return message_of([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, global, "a pass"); });
 }
 
 }  // namespace
 
 TEST_CASE("verify finds a plan's faults") {
   auto x = array({A, B});
-  CHECK(in_plan(prim::exp(x), cut("a", {0}), cut("a", {0})) == "");
-  CHECK(in_plan(prim::sum(x, {A}), cut("a", {0}), pending(0)) == "");
-  CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}),
-             "its operands imply {partial: 0}, but its plan is {}"));
-  CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), {}),
-             "axis a of operand 0 is data, expected unsharded"));
-  CHECK(says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})),
-             "it computes the full axis a, which is sharded"));
-  CHECK(says(in_plan(prim::exp(x), pending(0), pending(0)),
-             "it is not linear in an operand with a partial sum"));
-  CHECK(says(in_plan(prim::neg(x), pending(0), {}),
-             "its operands imply {partial: 0}, but its plan is {}"));
-  CHECK(says(in_plan(prim::exp(x), cut("c", {0}), {}), "sharded axis c is not in (a=4, b=3)"));
-  auto both = cut("a", {0});
+  CHECK(in_plan(prim::exp(x), sharded("a", {0}), sharded("a", {0})) == "");
+  CHECK(in_plan(prim::sum(x, {A}), sharded("a", {0}), pending(0)) == "");
+  CHECK(reports(in_plan(prim::sum(x, {A}), sharded("a", {0}), {}),
+                "its operands imply {partial: 0}, but its plan is {}"));
+  CHECK(reports(in_plan(prim::sort(x, "a"), sharded("a", {0}), {}),
+                "axis a of operand 0 is data, expected unsharded"));
+  CHECK(reports(in_plan(prim::sort(x, "a"), {}, sharded("a", {0})),
+                "it computes the full axis a, which is sharded"));
+  CHECK(reports(in_plan(prim::exp(x), pending(0), pending(0)),
+                "it is not linear in an operand with a partial sum"));
+  CHECK(reports(in_plan(prim::neg(x), pending(0), {}),
+                "its operands imply {partial: 0}, but its plan is {}"));
+  CHECK(
+      reports(in_plan(prim::exp(x), sharded("c", {0}), {}), "sharded axis c is not in (a=4, b=3)"));
+  auto both = sharded("a", {0});
   both.set("b", {0});
-  CHECK(says(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
-  CHECK(says(in_plan(prim::exp(x), cut("a", {7}), cut("a", {7})),
-             "the mesh has no axis with index 7"));
+  CHECK(reports(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
+  CHECK(reports(in_plan(prim::exp(x), sharded("a", {7}), sharded("a", {7})),
+                "the mesh has no axis with index 7"));
   auto with = [&](auto damage) {
     return damaged(prim::exp(x), x, {}, {}, Version::Kind::given, damage);
   };
-  CHECK(says(with([](Version& v, Plan&) { v.live = false; }), "an operand is never computed"));
+  CHECK(reports(with([](Version& v, Plan&) { v.live = false; }), "an operand is never computed"));
 }
 
 TEST_CASE("verify finds a plan's faults: operands that do not match the result") {
   auto x = array({A, B}), y = array({A, B}), v = array({A});
-  auto a = cut("a", {0});
+  auto a = sharded("a", {0});
   CHECK(in_plan_of(prim::add(x, v), {a, a}, a) == "");
-  CHECK(says(in_plan(prim::exp(x), a, cut("b", {0})),
-             "axis a of operand 0 is data, expected unsharded"));
-  CHECK(says(in_plan(prim::exp(x), {}, a), "axis a of operand 0 is unsharded, expected data"));
-  CHECK(says(in_plan(prim::exp(x), cut("a", {0, 1}), cut("a", {1, 0})),
-             "axis a of operand 0 is data+model, expected model+data"));
-  CHECK(says(in_plan_of(prim::mul(x, y), {a, cut("a", {1})}, a),
-             "axis a of operand 1 is model, expected data"));
-  CHECK(says(in_plan_of(prim::contract(v, array({A}), {}), {a, {}}, pending(0)),
-             "axis a of operand 1 is unsharded, expected data"));
+  CHECK(reports(in_plan(prim::exp(x), a, sharded("b", {0})),
+                "axis a of operand 0 is data, expected unsharded"));
+  CHECK(reports(in_plan(prim::exp(x), {}, a), "axis a of operand 0 is unsharded, expected data"));
+  CHECK(reports(in_plan(prim::exp(x), sharded("a", {0, 1}), sharded("a", {1, 0})),
+                "axis a of operand 0 is data+model, expected model+data"));
+  CHECK(reports(in_plan_of(prim::mul(x, y), {a, sharded("a", {1})}, a),
+                "axis a of operand 1 is model, expected data"));
+  CHECK(reports(in_plan_of(prim::contract(v, array({A}), {}), {a, {}}, pending(0)),
+                "axis a of operand 1 is unsharded, expected data"));
   auto renamed = prim::rename(x, {"a"}, {"c"});
-  CHECK(in_plan(renamed, a, cut("c", {0})) == "");
-  CHECK(
-      says(in_plan(renamed, a, cut("b", {0})), "axis a of operand 0 is data, expected unsharded"));
+  CHECK(in_plan(renamed, a, sharded("c", {0})) == "");
+  CHECK(reports(in_plan(renamed, a, sharded("b", {0})),
+                "axis a of operand 0 is data, expected unsharded"));
   auto flat = prim::flatten(x, {"a", "b"}, Axis("f", 12));
-  CHECK(in_plan(flat, a, cut("f", {0})) == "");
-  CHECK(says(in_plan(flat, cut("b", {0}), cut("f", {0})), "axis f is not sharded in blocks of a"));
-  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), a, {}),
-             "axis a of operand 0 is data, expected unsharded"));
-  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), {}, a),
-             "it computes the full axis a, which is sharded"));
+  CHECK(in_plan(flat, a, sharded("f", {0})) == "");
+  CHECK(reports(in_plan(flat, sharded("b", {0}), sharded("f", {0})),
+                "axis f is not sharded in blocks of a"));
+  CHECK(reports(in_plan(prim::slice(x, "a", 1, 3), a, {}),
+                "axis a of operand 0 is data, expected unsharded"));
+  CHECK(reports(in_plan(prim::slice(x, "a", 1, 3), {}, a),
+                "it computes the full axis a, which is sharded"));
 }
 
 TEST_CASE("verify finds a plan's faults: partial sums") {
   const Axis I{"i", 2};
   auto x = array({A, B}), y = array({A, B}), ids = array({I}, DType::i32);
   auto one = pending(0), max = pending(0, Monoid::max);
-  const Sharding none, a = cut("a", {0});
+  const Sharding none, a = sharded("a", {0});
   auto wrong = "its operands imply";
   CHECK(in_plan(prim::reduce(Monoid::max, x, {B}), a, max) == "");
-  CHECK(says(in_plan(prim::reduce(Monoid::max, x, {B}), a, one), wrong));
-  CHECK(says(in_plan(prim::sum(x, {A}), a, max), wrong));
-  CHECK(says(in_plan(prim::neg(x), none, one), wrong));
+  CHECK(reports(in_plan(prim::reduce(Monoid::max, x, {B}), a, one), wrong));
+  CHECK(reports(in_plan(prim::sum(x, {A}), a, max), wrong));
+  CHECK(reports(in_plan(prim::neg(x), none, one), wrong));
   CHECK(in_plan(prim::rename(x, {"a"}, {"c"}), max, max) == "");
-  CHECK(says(in_plan(prim::neg(x), max, max), "it is not linear in an operand with a partial sum"));
+  CHECK(reports(in_plan(prim::neg(x), max, max),
+                "it is not linear in an operand with a partial sum"));
   CHECK(in_plan_of(prim::add(x, y), {one, one}, one) == "");
-  CHECK(says(in_plan_of(prim::add(x, y), {one, none}, one),
-             "operand 0 has a partial sum, and not operand 1"));
-  CHECK(says(in_plan_of(prim::concat({x, y}, Axis("a", 8)), {none, max}, max),
-             "operand 1 has a partial sum, and not operand 0"));
+  CHECK(reports(in_plan_of(prim::add(x, y), {one, none}, one),
+                "operand 0 has a partial sum, and not operand 1"));
+  CHECK(reports(in_plan_of(prim::concat({x, y}, Axis("a", 8)), {none, max}, max),
+                "operand 1 has a partial sum, and not operand 0"));
   CHECK(in_plan_of(prim::mul(x, y), {one, none}, one) == "");
-  CHECK(says(in_plan_of(prim::mul(x, y), {one, one}, one),
-             "operand 0 has a partial sum, and also operand 1"));
-  CHECK(says(in_plan_of(prim::contract(array({A, I}), array({A}), {I}), {a, a}, none), wrong));
+  CHECK(reports(in_plan_of(prim::mul(x, y), {one, one}, one),
+                "operand 0 has a partial sum, and also operand 1"));
+  CHECK(reports(in_plan_of(prim::contract(array({A, I}), array({A}), {I}), {a, a}, none), wrong));
   auto taken = prim::gather(x, {{"a", ids}}, {I, B}, program::Outside::fill);
   CHECK(in_plan_of(taken, {a, none}, one) == "");
-  CHECK(says(in_plan_of(taken, {a, none}, none), wrong));
+  CHECK(reports(in_plan_of(taken, {a, none}, none), wrong));
   auto added = prim::scatter(x, array({I, B}), {{"a", ids}}, program::Update::add, false);
-  CHECK(in_plan_of(added, {one, cut("i", {0}), cut("i", {0})}, one) == "");
-  CHECK(says(in_plan_of(added, {none, cut("i", {0}), cut("i", {0})}, one),
-             "its target has other partial sums than its result"));
+  CHECK(in_plan_of(added, {one, sharded("i", {0}), sharded("i", {0})}, one) == "");
+  CHECK(reports(in_plan_of(added, {none, sharded("i", {0}), sharded("i", {0})}, one),
+                "its target has other partial sums than its result"));
 }
 
 TEST_CASE("verify finds a plan's faults: positions that move, and values computed in place") {
   using Kind = Version::Kind;
   auto x = array({A, B});
-  auto a = cut("a", {0});
+  auto a = sharded("a", {0});
   auto moved = [&](auto damage) {
     return damaged(prim::slice(x, "a", 1, 3), x, a, a, Kind::shift,
                    [&](Version& v, Plan&) { damage(v); });
   };
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].to = 1; }), "position 1 follows position 0"));
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].from = 2; }), "it reaches outside of (a=4, b=3)"));
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].size = 2; }), "2 positions are copied"));
-  CHECK(says(moved([](auto& v) { v.copy_boxes[0].at = {}; }),
-             "it is {a: 0}, but its operand is {a: 0}"));
-  CHECK(says(moved([](auto& v) { v.at.add_partial(1, Monoid::sum); }),
-             "it is {a: 0, partial: 1}, but its operand is {a: 0}"));
-  CHECK(says(moved([](auto& v) {
-               v.at.set("b", {1});
-               v.reshard_step.bytes = 0;
-             }),
-             "axis b has another sharding"));
+  CHECK(reports(moved([](auto& v) { v.copy_boxes[0].to = 1; }), "position 1 follows position 0"));
+  CHECK(reports(moved([](auto& v) { v.copy_boxes[0].from = 2; }),
+                "it reaches outside of (a=4, b=3)"));
+  CHECK(reports(moved([](auto& v) { v.copy_boxes[0].size = 2; }), "2 positions are copied"));
+  CHECK(reports(moved([](auto& v) { v.copy_boxes[0].at = {}; }),
+                "it is {a: 0}, but its operand is {a: 0}"));
+  CHECK(reports(moved([](auto& v) { v.at.add_partial(1, Monoid::sum); }),
+                "it is {a: 0, partial: 1}, but its operand is {a: 0}"));
+  CHECK(reports(moved([](auto& v) {
+                  v.at.set("b", {1});
+                  v.reshard_step.bytes = 0;
+                }),
+                "axis b has another sharding"));
   auto odd = array({Axis("a", 3), Axis("b", 2)});
   auto flat = [&](auto damage) {
-    return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, cut("p", {0, 1}),
+    return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, sharded("p", {0, 1}),
                    Kind::regroup, [&](Version& v, Plan&) { damage(v); });
   };
-  CHECK(says(flat([](auto& v) { v.copy_boxes[0].source_layout.cuts[0] = {1}; }),
-             "part a has another sharding"));
+  CHECK(reports(flat([](auto& v) { v.copy_boxes[0].source_layout.mesh_axes[0] = {1}; }),
+                "part a has another sharding"));
   auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate,
                       [](Version& v, Plan&) { v.at.add_partial(1, Monoid::sum); });
-  CHECK(says(made, "it is not computed from scalars and positions alone"));
+  CHECK(reports(made, "it is not computed from scalars and positions alone"));
 }
 
 // Device 1 of four computes n from x, whose sharding is `has`: a slice of its own, or positions
@@ -284,20 +290,20 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
   auto x = array({A, B});
   auto on_device = [&](const Sharding& has, Version of, const NodePtr& n, const NodePtr& mine,
                        const NodePtr& made) {
-    GlobalGraph whole({n}, {{}}, mesh);
+    GlobalGraph global({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
-    of.node = whole.find(n.get());
+    of.node = global.find(n.get());
     of.in = {0};
     of.live = true;
-    p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, of};
+    p.versions = {{.kind = Kind::given, .node = global.find(x.get()), .at = has, .live = true}, of};
     p.roots = {1};
-    return message_of([&] { verify_device(p, whole, 1, {mine, made}, "a pass"); });
+    return message_of([&] { verify_device(p, global, 1, {mine, made}, "a pass"); });
   };
   auto found = [](const std::string& text, const char* part) {
-    return says(text, "") || text.find(part) != text.npos;
+    return reports(text, "") || text.find(part) != text.npos;
   };
-  const Sharding a = cut("a", {1});
+  const Sharding a = sharded("a", {1});
   Version sliced{.kind = Kind::reshard, .at = a};
   sliced.reshard_step = {ReshardStep::Kind::slice, a, {}, {}};
   auto block = [&](std::int64_t from, std::int64_t size) {
@@ -338,23 +344,23 @@ TEST_CASE("verify finds a part of an axis on one device that differs from its bl
   auto on_device = [&](int device, const NodePtr& x, const NodePtr& n, const Sharding& has,
                        const Sharding& is, const AxisLayout& given, const AxisLayout& taken,
                        const NodePtr& mine, const NodePtr& made) {
-    GlobalGraph whole({n}, {{}}, mesh);
+    GlobalGraph global({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
     Version v{
-        .kind = Kind::regroup, .node = whole.find(n.get()), .at = is, .in = {0}, .live = true};
+        .kind = Kind::regroup, .node = global.find(n.get()), .at = is, .in = {0}, .live = true};
     v.copy_boxes = {
         {.axes = {Flat}, .at = has, .axis = "p", .source_layout = given, .result_layout = taken}};
-    p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, v};
+    p.versions = {{.kind = Kind::given, .node = global.find(x.get()), .at = has, .live = true}, v};
     p.roots = {1};
-    return message_of([&] { verify_device(p, whole, device, {mine, made}, "a pass"); });
+    return message_of([&] { verify_device(p, global, device, {mine, made}, "a pass"); });
   };
   auto found = [](const std::string& text, const char* part) {
     return text.find(part) != text.npos;
   };
   auto parts = array({C, D});
   auto flat = prim::flatten(parts, {"c", "d"}, Flat);
-  const Sharding half = cut("p", {0});
+  const Sharding half = sharded("p", {0});
   auto flattened = [&](int device, const NodePtr& made) {
     return on_device(device, parts, flat, {}, half, {{C, D}, {{}, {}}}, {}, parts, made);
   };
@@ -363,10 +369,10 @@ TEST_CASE("verify finds a part of an axis on one device that differs from its bl
   CHECK(found(flattened(2, prim::slice(flat, "p", 0, 4)),
               "on device 2: position 0 of p is position 0 of the unsharded axis, expected 4"));
   auto line = array({Flat});
-  auto apart = prim::unflatten(line, "p", {C, D});
-  auto unflattened = [&](const NodePtr& kept) {  // each device has every second position
-    return on_device(1, line, apart, {}, cut("d", {1}), {}, {{C, D}, {{}, {1}}}, line,
-                     prim::unflatten(kept, "p", {C, Axis("d", 1)}));
+  auto two_axes = prim::unflatten(line, "p", {C, D});
+  auto unflattened = [&](const NodePtr& local) {  // each device has every second position
+    return on_device(1, line, two_axes, {}, sharded("d", {1}), {}, {{C, D}, {{}, {1}}}, line,
+                     prim::unflatten(local, "p", {C, Axis("d", 1)}));
   };
   auto every_second = [&](std::int64_t from) {
     Nodes runs;
@@ -383,25 +389,25 @@ TEST_CASE("verify finds a part of an axis on one device that differs from its bl
 TEST_CASE("verify finds a plan's faults: shared iterations") {
   using Kind = Version::Kind;
   auto x = array({A, B});
-  auto a = cut("a", {0});
+  auto a = sharded("a", {0});
   auto stack = [&](Kind kind, auto damage) {
     auto n =
         loop_of_one({Fold::stack, Monoid::sum, {prim::exp(prim::slice_at(x, loop_index(), true))}},
                     loop_index());
     return damaged(n, x, a, a, kind, damage);
   };
-  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }),
-             "a result is {}, but its iterations produce {a: 0}"));
-  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }),
-             "axis a of operand 0 is data, expected unsharded"));
-  CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }),
-             "its loop result has another sharding"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.local_iterations = false; }),
-             "axis a of operand 0 is data, expected unsharded"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }),
-             "mesh axis data is used twice"));
-  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }),
-             "an operand is computed in another loop body"));
+  CHECK(reports(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }),
+                "a result is {}, but its iterations produce {a: 0}"));
+  CHECK(reports(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }),
+                "axis a of operand 0 is data, expected unsharded"));
+  CHECK(reports(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }),
+                "its loop result has another sharding"));
+  CHECK(reports(stack(Kind::compute, [](Version& v, Plan&) { v.local_iterations = false; }),
+                "axis a of operand 0 is data, expected unsharded"));
+  CHECK(reports(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }),
+                "mesh axis data is used twice"));
+  CHECK(reports(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }),
+                "an operand is computed in another loop body"));
   // Chunks of two, of an array that does not vary: sharded, it would not consist of full chunks.
   auto chunk = array({Axis("a", 2), B});
   Loop l;
@@ -409,55 +415,57 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
   l.index = {prim::index(A, 0, 2, 0)};
   l.results = {{Fold::stack, Monoid::sum, {chunk}}};
   auto loop = make_loop(std::move(l));
-  GlobalGraph whole({loop}, {{}}, mesh);
+  GlobalGraph global({loop}, {{}}, mesh);
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
-  p.loops = {{.node = whole.id(loop),
+  p.loops = {{.node = global.id(loop),
               .bodies = {1},
               .inside = {a},
               .at = {a},
               .value = {{0}},
               .carry = {{}},
               .start = {-1}}};
-  p.versions = {{.kind = Kind::given, .node = whole.id(chunk), .at = a, .live = true},
-                {.kind = Kind::loop, .node = whole.id(loop), .in = {0}, .loop = 0, .live = true}};
-  CHECK(says(message_of([&] { verify(p, whole, "a pass"); }),
-             "it stacks values that are sharded along a=4"));
+  p.versions = {{.kind = Kind::given, .node = global.id(chunk), .at = a, .live = true},
+                {.kind = Kind::loop, .node = global.id(loop), .in = {0}, .loop = 0, .live = true}};
+  CHECK(reports(message_of([&] { verify(p, global, "a pass"); }),
+                "it stacks values that are sharded along a=4"));
 }
 
 TEST_CASE("verify finds a plan's faults: reshard steps, and loops") {
   using Way = ReshardStep::Kind;
-  auto a = cut("a", {0});
-  CHECK(in_hop(pending(0), {Way::all_reduce, {}, {0}}, {}) == "");
-  CHECK(in_hop(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
-  CHECK(says(in_hop(pending(0), {Way::all_reduce, {}, {0}}, a),
-             "its sharding is not the target of its reshard step"));
-  CHECK(says(in_hop({}, {Way::all_reduce, {}, {0}}, {}), "it reduces a sum that is not partial"));
-  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)),
-             "axis a is unsharded, and becomes unsharded"));
-  CHECK(says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}),
-             "axis a is unsharded, and becomes unsharded"));
-  auto b = cut("b", {1}), both = pending(0);
+  auto a = sharded("a", {0});
+  CHECK(in_reshard(pending(0), {Way::all_reduce, {}, {0}}, {}) == "");
+  CHECK(in_reshard(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
+  CHECK(reports(in_reshard(pending(0), {Way::all_reduce, {}, {0}}, a),
+                "its sharding is not the target of its reshard step"));
+  CHECK(reports(in_reshard({}, {Way::all_reduce, {}, {0}}, {}),
+                "it reduces a sum that is not partial"));
+  CHECK(reports(in_reshard(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)),
+                "axis a is unsharded, and becomes unsharded"));
+  CHECK(reports(in_reshard({}, {Way::all_gather, {}, {0}, "a"}, {}),
+                "axis a is unsharded, and becomes unsharded"));
+  auto b = sharded("b", {1}), both = pending(0);
   both.add_partial(1, Monoid::max);
-  CHECK(says(in_hop(a, {Way::slice, cut("a", {1}), {1}, {}}, cut("a", {1})),
-             "axis a is data, and becomes model"));
-  CHECK(says(in_hop(pending(0), {Way::slice, {}, {}, {}}, {}),
-             "a value that is {partial: 0} becomes {}"));
-  CHECK(says(in_hop(pending(0), {Way::exchange, a, {0}, {}}, a),
-             "a value that is {partial: 0} becomes {a: 0}"));
-  CHECK(says(in_hop(cut("a", {0, 1}), {Way::all_gather, cut("a", {1}), {0}, "a"}, cut("a", {1})),
-             "axis a is data+model, and becomes model"));
-  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0}}, {}),
-             "a value that is {partial: 0, partial: 1}, of maxima becomes {}"));
-  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0, 1}}, {}),
-             "it reduces partial sums of two kinds"));
-  CHECK(says(in_hop({}, {Way::slice, pending(0), {}, {}}, pending(0)),
-             "it becomes {partial: 0}, but was not a partial sum"));
-  CHECK(in_hop({}, {Way::make_partial, pending(0), {}, {}}, pending(0)) == "");
+  CHECK(reports(in_reshard(a, {Way::slice, sharded("a", {1}), {1}, {}}, sharded("a", {1})),
+                "axis a is data, and becomes model"));
+  CHECK(reports(in_reshard(pending(0), {Way::slice, {}, {}, {}}, {}),
+                "a value that is {partial: 0} becomes {}"));
+  CHECK(reports(in_reshard(pending(0), {Way::exchange, a, {0}, {}}, a),
+                "a value that is {partial: 0} becomes {a: 0}"));
+  CHECK(reports(in_reshard(sharded("a", {0, 1}), {Way::all_gather, sharded("a", {1}), {0}, "a"},
+                           sharded("a", {1})),
+                "axis a is data+model, and becomes model"));
+  CHECK(reports(in_reshard(both, {Way::all_reduce, {}, {0}}, {}),
+                "a value that is {partial: 0, partial: 1}, of maxima becomes {}"));
+  CHECK(reports(in_reshard(both, {Way::all_reduce, {}, {0, 1}}, {}),
+                "it reduces partial sums of two kinds"));
+  CHECK(reports(in_reshard({}, {Way::slice, pending(0), {}, {}}, pending(0)),
+                "it becomes {partial: 0}, but was not a partial sum"));
+  CHECK(in_reshard({}, {Way::make_partial, pending(0), {}, {}}, pending(0)) == "");
   CHECK(in_loop(b, b, b, b) == "");
-  CHECK(says(in_loop({}, b, {}, {}),
-             "a loop body returns or carries a result with another sharding"));
-  CHECK(says(in_loop({}, b, b, b), "the start of a result has another sharding"));
+  CHECK(reports(in_loop({}, b, {}, {}),
+                "a loop body returns or carries a result with another sharding"));
+  CHECK(reports(in_loop({}, b, b, b), "the start of a result has another sharding"));
 }
 
 TEST_CASE("verify finds a plan's faults: one collective for arrays that differ") {
@@ -470,10 +478,10 @@ TEST_CASE("verify finds a plan's faults: one collective for arrays that differ")
     Sharding arrives;
   };
   auto together = [&](const Sent& first, const Sent& second, int bucket = 1) {
-    GlobalGraph whole({x, y}, {{}, {}}, mesh);
+    GlobalGraph global({x, y}, {{}, {}}, mesh);
     Plan p;
     p.bodies.emplace_back();
-    for (auto& [n, sent] : {std::pair(whole.id(x), first), std::pair(whole.id(y), second)}) {
+    for (auto& [n, sent] : {std::pair(global.id(x), first), std::pair(global.id(y), second)}) {
       int given = int(p.versions.size());
       p.versions.push_back({.kind = Kind::given, .node = n, .at = sent.from, .live = true});
       p.versions.push_back({.kind = Kind::reshard,
@@ -486,46 +494,48 @@ TEST_CASE("verify finds a plan's faults: one collective for arrays that differ")
       p.roots.push_back(given + 1);
     }
     p.bodies[0].versions = {0, 2, 1, 3};
-    return message_of([&] { verify(p, whole, "a pass"); });
+    return message_of([&] { verify(p, global, "a pass"); });
   };
   const Sent sum{pending(0), {Way::all_reduce, {}, {0}}, {}},
       other{pending(1), {Way::all_reduce, {}, {1}}, {}};
   const Sent max{pending(0, Monoid::max), {Way::all_reduce, {}, {0}}, {}},
-      part{pending(0), {Way::reduce_scatter, cut("a", {0}), {0}, "a"}, cut("a", {0})};
+      part{pending(0), {Way::reduce_scatter, sharded("a", {0}), {0}, "a"}, sharded("a", {0})};
   CHECK(together(sum, sum) == "");
   CHECK(together(part, part) == "");
   CHECK(together(sum, other, -1) == "");
   for (auto& unlike : {other, max, part})
-    CHECK(says(together(sum, unlike),
-               "it is merged into one collective with a different collective"));
+    CHECK(reports(together(sum, unlike),
+                  "it is merged into one collective with a different collective"));
 }
 
 TEST_CASE("verify finds results without the required sharding") {
   auto x = array({A, B});
   auto n = prim::exp(x);
-  GlobalGraph whole({n}, {{}}, mesh);
+  GlobalGraph global({n}, {{}}, mesh);
   auto of = [&](const Sharding& made, const std::vector<Sharding>& wanted) {
     Plan p;
     p.bodies.emplace_back();
     p.versions = {
-        {.kind = Version::Kind::given, .node = whole.find(n.get()), .at = made, .live = true}};
+        {.kind = Version::Kind::given, .node = global.find(n.get()), .at = made, .live = true}};
     p.roots = {0};
-    return message_of([&] { verify(p, whole, "a pass", &wanted); });
+    return message_of([&] { verify(p, global, "a pass", &wanted); });
   };
   CHECK(of({}, {{}}) == "");
   CHECK(of(pending(0), {pending(0)}) == "");
-  CHECK(of({}, {cut("c", {0})}) == "");  // an axis that it lacks
-  CHECK(says(of(pending(0), {{}}), "as a result it is {partial: 0}, expected {}"));
-  CHECK(says(of(cut("a", {0}), {cut("b", {0})}), "as a result it is {a: 0}, expected {b: 0}"));
-  CHECK(says(of({}, {{}, {}}), "it has 1 results, expected 2"));
+  CHECK(of({}, {sharded("c", {0})}) == "");  // an axis that it lacks
+  CHECK(reports(of(pending(0), {{}}), "as a result it is {partial: 0}, expected {}"));
+  CHECK(reports(of(sharded("a", {0}), {sharded("b", {0})}),
+                "as a result it is {a: 0}, expected {b: 0}"));
+  CHECK(reports(of({}, {{}, {}}), "it has 1 results, expected 2"));
 }
 
 TEST_CASE("verify finds a plan's faults: ring loops") {
-  auto a = cut("a", {0});
+  auto a = sharded("a", {0});
   CHECK(in_round(a, {}) == "");
-  CHECK(says(in_round({}, {}), "the ring result is {}, but its operand is {}"));
-  CHECK(says(in_round(cut("a", {1}), {}), "the ring result is {}, but its operand is {a: 1}"));
-  CHECK(says(in_round(a, a), "the ring result is {a: 0}, but its operand is {a: 0}"));
-  CHECK(says(in_round(a, {}, true),
-             "it is communicated over data in a ring loop over the same mesh axis"));
+  CHECK(reports(in_round({}, {}), "the ring result is {}, but its operand is {}"));
+  CHECK(
+      reports(in_round(sharded("a", {1}), {}), "the ring result is {}, but its operand is {a: 1}"));
+  CHECK(reports(in_round(a, a), "the ring result is {a: 0}, but its operand is {a: 0}"));
+  CHECK(reports(in_round(a, {}, true),
+                "it is communicated over data in a ring loop over the same mesh axis"));
 }

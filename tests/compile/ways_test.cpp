@@ -19,9 +19,9 @@ struct Sent {
 template <class F, class... A>
 Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const NamedArray& x,
           const A&... others) {
-  const Mapping cut{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}};
   auto on = [&](const Mapping& to) {
-    std::vector<std::optional<Mapping>> in{cut};
+    std::vector<std::optional<Mapping>> in{sharded};
     (in.push_back((static_cast<void>(others), theirs)), ...);
     return JitOptions{.mesh = Mesh{{{"data", devices}}},
                       .axis_resources = Mapping{},
@@ -36,7 +36,7 @@ Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const Nam
   };
   auto value = named_jit(f, on(out));
   CHECK(difference(value(x, others...), jit(f)(x, others...), 0) == "");
-  auto gradient = named_jit(slope, on(cut));
+  auto gradient = named_jit(slope, on(sharded));
   CHECK(difference(gradient(x, others...), jit(slope)(x, others...), 0) == "");
   return {value.report().sent_bytes, gradient.report().sent_bytes};
 }
@@ -95,22 +95,22 @@ TEST_CASE(
 
 TEST_CASE("blockwise: the gradient at one position of a sharded axis is computed by blocks") {
   const Axis N("n", 1000), M("m", 64);
-  const Mapping cut{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}};
   auto x = table(N, M);
   auto slope = [](const NamedArray& x) {
     return grad([&](const NamedArray& x) { return sum(square(at(x, "n", 7))); })(x);
   };
   auto f = named_jit(slope, JitOptions{.mesh = Mesh{{{"data", 4}}},
                                        .axis_resources = Mapping{},
-                                       .in = Mappings(cut),
-                                       .out = Mappings(cut)});
+                                       .in = Mappings(sharded),
+                                       .out = Mappings(sharded)});
   CHECK(difference(f(x), jit(slope)(x), 0) == "");
   CHECK(f.report().arena_bytes < 1000);  // a row in addition to the result
 }
 
 TEST_CASE("blockwise: a roll by a dynamic amount moves parts of blocks") {
   const Axis M("m", 3);
-  const Mapping cut{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}};
   auto f = [](const NamedArray& x, const NamedArray& by) { return roll(x, by, "n"); };
   for (int devices : {2, 3, 4, 8})
     for (int size : {24000, 24001, 23999}) {
@@ -122,23 +122,24 @@ TEST_CASE("blockwise: a roll by a dynamic amount moves parts of blocks") {
       auto x = arange({Axis("n", size)}, {.dtype = DType::f32}).eval();
       for (int by : {0, 1, -7001, size - 1, 5 * size + 3000}) {
         CAPTURE(by);
-        auto s = sent(devices, f, cut, Mapping{}, x, full({}, by, DType::i32).eval());
+        auto s = sent(devices, f, sharded, Mapping{}, x, full({}, by, DType::i32).eval());
         CHECK(s.value ==
               doctest::Approx(devices > 3 || (even && devices > 2) ? (even ? 2 : 3) * part : all));
         CHECK(s.gradient == 0);
       }
       if (devices < 8) continue;
-      auto s = sent(devices, f, cut, Mapping{}, table(Axis("n", size), M),
+      auto s = sent(devices, f, sharded, Mapping{}, table(Axis("n", size), M),
                     full({}, 777, DType::i32).eval());
       // uneven: the sharding moves to m and back
       CHECK(s.value == doctest::Approx(2 * M.size * part).epsilon(0.001));
     }
-  auto s = sent(4, f, cut, Mapping{}, table(Axis("n", 1000), M), full({}, 777, DType::i32).eval());
+  auto s =
+      sent(4, f, sharded, Mapping{}, table(Axis("n", 1000), M), full({}, 777, DType::i32).eval());
   CHECK(s.value == 9000);  // few bytes, in one collective
 }
 
 TEST_CASE("blockwise: an axis is sorted by blocks if that communicates less than the full axis") {
-  const Mapping cut{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}};
   auto f = [](const NamedArray& x) { return sort(x, "n"); };
   auto g = [](const NamedArray& x) { return argsort(x, "n"); };
   struct Case {
@@ -152,21 +153,22 @@ TEST_CASE("blockwise: an axis is sorted by blocks if that communicates less than
     CAPTURE(c.devices);
     CAPTURE(c.size);
     auto x = disorder(Axis("n", c.size));
-    CHECK(sent(c.devices, f, cut, Mapping{}, x).value == doctest::Approx(c.sort));
+    CHECK(sent(c.devices, f, sharded, Mapping{}, x).value == doctest::Approx(c.sort));
     auto order = named_jit(g, {.mesh = Mesh{{{"data", c.devices}}},
                                .axis_resources = Mapping{},
-                               .in = Mappings(cut),
-                               .out = Mappings(cut)});
+                               .in = Mappings(sharded),
+                               .out = Mappings(sharded)});
     CHECK(difference(order(x), jit(g)(x), 0) == "");
     CHECK(order.report().sent_bytes == doctest::Approx(c.argsort));
   }
   auto integers = [](const NamedArray& x) { return sort(x.astype(DType::i64) % 100, "n"); };
-  CHECK(sent(4, integers, cut, Mapping{}, arange({Axis("n", 24001)}, {.dtype = DType::f32}).eval())
+  CHECK(sent(4, integers, sharded, Mapping{},
+             arange({Axis("n", 24001)}, {.dtype = DType::f32}).eval())
             .value < 144006);
 }
 
 TEST_CASE("blockwise: a permutation moves elements through a third device") {
-  const Mapping cut{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}};
   struct Case {
     int devices, size;
     double bytes;
@@ -178,14 +180,14 @@ TEST_CASE("blockwise: a permutation moves elements through a third device") {
     for (int seed : {0, 1}) {
       auto f = [=](const NamedArray& x) { return random::permutation(random::key(seed), x, "n"); };
       auto x = arange({Axis("n", c.size)}, {.dtype = DType::f32}).eval();
-      CHECK(sent(c.devices, f, cut, Mapping{}, x).value == doctest::Approx(c.bytes));
+      CHECK(sent(c.devices, f, sharded, Mapping{}, x).value == doctest::Approx(c.bytes));
     }
   }
   for (int size : {20000, 24001}) {  // an order of the values; a shorter one, too
     auto f = [=](const NamedArray& x) {
       return take(x, "n", argsort(slice(x, "n", 0, size), "n"));
     };
-    sent(4, f, cut, Mapping{},
+    sent(4, f, sharded, Mapping{},
          (arange({Axis("n", 24001)}, {.dtype = DType::f32}) * 7919.f % 1000.f).eval());
   }
 }
@@ -206,9 +208,9 @@ TEST_CASE(
         auto ids = (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 1003).eval();
         auto s = sent(devices, f, Mapping{{name, "data"}}, Mapping{{name, "data"}}, x, ids);
         const double others = double(devices - 1) / devices,
-                     asked = others * 4 * (picked + picked * M.size);
+                     requested = others * 4 * (picked + picked * M.size);
         // blocks of 101 are uneven
-        CHECK(s.value == doctest::Approx(std::min(asked, others * 4 * x.size())).epsilon(0.02));
+        CHECK(s.value == doctest::Approx(std::min(requested, others * 4 * x.size())).epsilon(0.02));
       }
 }
 
@@ -216,15 +218,15 @@ TEST_CASE(
     "blockwise: the gradient of top_k is written in place, "
     "and communicates only top_k and its positions") {
   const Axis N("n", 2403);
-  const Mapping cut{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}};
   auto x = disorder(N);
   for (int devices : {2, 3, 4}) {
     CAPTURE(devices);
     auto slope = [](const NamedArray& x) {
       return grad([](const NamedArray& x) { return sum(square(top_k(x, "n", 100).first)); })(x);
     };
-    auto f = named_jit(slope,
-                       {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true});
+    auto f = named_jit(
+        slope, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = sharded, .strict = true});
     CHECK(difference(f(x), jit(slope)(x), 0) == "");
     // the largest values of each device, and their positions
     CHECK(f.report().sent_bytes == (devices - 1) * 100 * (4 + 4));
@@ -246,27 +248,30 @@ TEST_CASE(
   };
   // most ids occur twice, and some count from the end
   auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 4009 % 2005 - 4).eval();
-  const Mapping cut{{"b", "data"}};
+  const Mapping sharded{{"b", "data"}};
   for (int devices : {2, 3, 4, 8})
     for (int width : {1, 8}) {  // width 1 cannot be sharded
       CAPTURE(devices);
       CAPTURE(width);
       const Axis M("m", width);
       auto x = (table(N, M) % 1024.f).eval(), u = arange({B, M}, {.dtype = DType::f32}).eval();
-      const double others = double(devices - 1) / devices, asked = others * 4 * B.size,
+      const double others = double(devices - 1) / devices, requested = others * 4 * B.size,
                    rows = others * 4 * width * N.size;
-      const double whole = rows, all = others * 4 * width * B.size + asked,
-                   moved = width > 1 ? rows / devices : 2 * whole;
+      const double table_bytes = rows, all = others * 4 * width * B.size + requested,
+                   moved = width > 1 ? rows / devices : 2 * table_bytes;
       auto bytes = [&](auto f) {
-        return sent(devices, f, Mapping{{"n", "data"}, {"b", "data"}}, cut, x, ids, u).value;
+        return sent(devices, f, Mapping{{"n", "data"}, {"b", "data"}}, sharded, x, ids, u).value;
       };
-      CHECK(bytes(pick) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
+      CHECK(bytes(pick) ==
+            doctest::Approx(std::min(table_bytes, requested + 2 * moved)).epsilon(0.01));
       // the elements that each device requested
       auto all_have = sent(devices, pick, Mapping{}, Mapping{}, x, ids, u).value;
-      CHECK(all_have == doctest::Approx(all - asked + std::min(all - asked, moved)).epsilon(0.01));
+      CHECK(all_have ==
+            doctest::Approx(all - requested + std::min(all - requested, moved)).epsilon(0.01));
       // the target of the updates does not move
-      CHECK(bytes(add) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
-      CHECK(bytes(write) == doctest::Approx(std::min(all, asked + 3 * moved)).epsilon(0.01));
+      CHECK(bytes(add) ==
+            doctest::Approx(std::min(table_bytes, requested + 2 * moved)).epsilon(0.01));
+      CHECK(bytes(write) == doctest::Approx(std::min(all, requested + 3 * moved)).epsilon(0.01));
     }
 }
 
@@ -274,7 +279,7 @@ TEST_CASE(
     "blockwise: ids with the name of the indexed "
     "axis communicate as much as ids with another name") {
   const Axis N("n", 4001);
-  const Mapping cut{{"n", "data"}, {"b", "data"}};
+  const Mapping sharded{{"n", "data"}, {"b", "data"}};
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
   const Two picks[] = {
       [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); },
@@ -282,30 +287,30 @@ TEST_CASE(
   for (int devices : {2, 3, 4, 8})
     for (int width : {1, 8})                 // width 1 cannot be sharded
       for (int picked : {4001, 4003, 9000})  // as many as positions, and more
-        for (bool lie_cut : {true, false})
+        for (bool ids_sharded : {true, false})
           for (auto pick : picks) {
             CAPTURE(devices);
             CAPTURE(width);
             CAPTURE(picked);
-            CAPTURE(lie_cut);
+            CAPTURE(ids_sharded);
             auto x = (table(N, Axis("m", width)) % 1024.f).eval();
             auto bytes = [&](const char* name, const Mapping& out) {
               // some are out of range
               auto ids =
                   (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 4009 - 4).eval();
-              return sent(devices, pick, out, lie_cut ? cut : Mapping{}, x, ids).value;
+              return sent(devices, pick, out, ids_sharded ? sharded : Mapping{}, x, ids).value;
             };
-            for (auto& out : {cut, Mapping{}}) CHECK(bytes("n", out) <= bytes("b", out) + 1);
+            for (auto& out : {sharded, Mapping{}}) CHECK(bytes("n", out) <= bytes("b", out) + 1);
             // instead of 0.75 for a gather of the full table
-            if (devices == 4 && width == 8 && picked < 4100 && lie_cut)
-              CHECK(bytes("n", cut) == doctest::Approx(0.469 * 4 * x.size()).epsilon(0.01));
+            if (devices == 4 && width == 8 && picked < 4100 && ids_sharded)
+              CHECK(bytes("n", sharded) == doctest::Approx(0.469 * 4 * x.size()).epsilon(0.01));
           }
 }
 
 TEST_CASE(
     "blockwise: a take by ids with the name of the axis communicates no more in its gradient") {
   const Axis N("n", 4001), M("m", 8);
-  const Mapping cut{{"n", "data"}, {"b", "data"}};
+  const Mapping sharded{{"n", "data"}, {"b", "data"}};
   auto x = (table(N, M) % 7.f - 3.f).eval();
   auto both = [](const NamedArray& x, const NamedArray& ids) {
     auto slope = grad([&](const NamedArray& x) { return sum(square(take(x, "n", ids))); })(x);
@@ -313,7 +318,7 @@ TEST_CASE(
   };
   auto bytes = [&](int devices, const char* name) {
     auto ids = (arange({Axis(name, 4001)}, {.dtype = DType::i32}) * 37 % 4001).eval();
-    return sent(devices, both, cut, cut, x, ids).value;
+    return sent(devices, both, sharded, sharded, x, ids).value;
   };
   for (int devices : {2, 4, 8}) CHECK(bytes(devices, "n") <= bytes(devices, "b"));
 }
@@ -324,7 +329,7 @@ TEST_CASE("blockwise: updates of a table by sharded ids match one device") {
        u = (arange({B, M}, {.dtype = DType::f32}) % 5.f - 2.f).eval();
   auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 2005).eval();
   using Three = NamedArray (*)(const NamedArray&, const NamedArray&, const NamedArray&);
-  const Mapping cut{{"n", "data"}, {"b", "data"}};
+  const Mapping sharded{{"n", "data"}, {"b", "data"}};
   for (Three fold : {Three([](auto&x, auto&i, auto&u) {
                        return at_max(x, {{Name("n"), Index(i)}}, u);
                      }),
@@ -338,11 +343,12 @@ TEST_CASE("blockwise: updates of a table by sharded ids match one device") {
                        return at_max(x > 2.f, {{Name("n"), Index(i)}}, u > 1.f);
                      })}) {
     auto f = named_jit(
-        fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{}, .in = cut, .out = cut});
+        fold,
+        {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{}, .in = sharded, .out = sharded});
     CHECK(difference(f(x, ids, u), jit(fold)(x, ids, u), 0) == "");
     CHECK(f.report().sent_bytes < 60000);  // instead of 126,000 for a gather of all rows
     // a mapping that keeps b sharded
-    auto g = named_jit(fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = cut});
+    auto g = named_jit(fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = sharded});
     CHECK(difference(g(x, ids, u), jit(fold)(x, ids, u), 0) == "");
     // The table stays in place, and parts of its sum are reduced into it.
     CHECK(g.report().sent_bytes < 120000);
@@ -366,7 +372,7 @@ TEST_CASE("blockwise: a chunk clamps ids outside of the tiled axis as the full a
 
 TEST_CASE("blockwise: updates of a sharded axis are written in place") {
   const Axis M("m", 6);
-  const Mapping cut{{"n", "data"}};
+  const Mapping sharded{{"n", "data"}};
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
   const Two writes[] = {
       [](const NamedArray& x, const NamedArray& u) {
@@ -391,7 +397,7 @@ TEST_CASE("blockwise: updates of a sharded axis are written in place") {
       for (auto write : writes) {
         CAPTURE(devices);
         CAPTURE(size);
-        auto s = sent(devices, write, cut, Mapping{}, x, u);
+        auto s = sent(devices, write, sharded, Mapping{}, x, u);
         CHECK(s.value == 0);
         CHECK(s.gradient == 0);
       }
@@ -401,7 +407,7 @@ TEST_CASE("blockwise: updates of a sharded axis are written in place") {
             [](const NamedArray& x, const NamedArray& u, const NamedArray& start) {
               return updated_slice(x, {{Name("n"), start}}, u);
             },
-            cut, Mapping{}, x, u, full({}, start, DType::i32).eval());
+            sharded, Mapping{}, x, u, full({}, start, DType::i32).eval());
         CHECK(s.value == 0);
         CHECK(s.gradient == 0);
       }

@@ -61,14 +61,15 @@ int main() {
   const bool right = sums.floats() == std::vector<float>{4.5f, 18.f} && total.item() == 22.5 &&
                      matrix(1, 2) == 7.5f && as_span<float>(lent)[5] == 15.f &&
                      fmt::format("{}", Embed) == "embed=3" && trained(Batch, Embed) < .5;
-  std::string said;
+  std::string message;
   const int line = __LINE__ + 2;
   try {
     sum(x, "embd");
   } catch (const Error& e) {
-    said = e.what();
+    message = e.what();
   }
-  const bool told = said.find("did you mean embed?; main.cpp:" + std::to_string(line)) != said.npos;
-  std::puts(right && told ? "right" : said.c_str());
-  return right && told ? 0 : 1;
+  const bool reported =
+      message.find("did you mean embed?; main.cpp:" + std::to_string(line)) != message.npos;
+  std::puts(right && reported ? "right" : message.c_str());
+  return right && reported ? 0 : 1;
 }

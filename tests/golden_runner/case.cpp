@@ -1,3 +1,5 @@
+// Reads a case from the files of its group and computes its outputs, gradients, second derivatives
+// and tangents. Compares them with the recorded tensors within the tolerances of the case.
 #include "case.h"
 
 #include <cmath>
@@ -87,11 +89,11 @@ std::string shown(double x) {
   return text;
 }
 
-bool close(double got, double want, const Tolerance& tol) {
-  if (std::isnan(want) || std::isnan(got)) return std::isnan(want) && std::isnan(got);
-  if (got == want) return true;
-  if (tol.exact || std::isinf(want) || std::isinf(got)) return false;
-  return std::abs(got - want) <= tol.atol + tol.rtol * std::abs(want);
+bool close(double got, double expected, const Tolerance& tol) {
+  if (std::isnan(expected) || std::isnan(got)) return std::isnan(expected) && std::isnan(got);
+  if (got == expected) return true;
+  if (tol.exact || std::isinf(expected) || std::isinf(got)) return false;
+  return std::abs(got - expected) <= tol.atol + tol.rtol * std::abs(expected);
 }
 
 }  // namespace
@@ -130,18 +132,18 @@ std::vector<double> decode(DType dtype, const std::vector<std::byte>& bytes) {
 }
 
 void compare_values(const std::string& part, const std::vector<double>& got,
-                    const std::vector<double>& want, const Tolerance& tol, Problems& problems) {
-  if (got.size() != want.size()) {
+                    const std::vector<double>& expected, const Tolerance& tol, Problems& problems) {
+  if (got.size() != expected.size()) {
     problems.push_back(part + ": " + std::to_string(got.size()) + " values, expected " +
-                       std::to_string(want.size()));
+                       std::to_string(expected.size()));
     return;
   }
   std::size_t wrong = 0, worst = 0;
   double excess = -1;
   for (std::size_t i = 0; i < got.size(); ++i) {
-    if (close(got[i], want[i], tol)) continue;
+    if (close(got[i], expected[i], tol)) continue;
     ++wrong;
-    const double off = std::abs(got[i] - want[i]) - tol.rtol * std::abs(want[i]);
+    const double off = std::abs(got[i] - expected[i]) - tol.rtol * std::abs(expected[i]);
     const double here = std::isnan(off) ? INFINITY : off;
     if (here > excess) {
       excess = here;
@@ -152,9 +154,10 @@ void compare_values(const std::string& part, const std::vector<double>& got,
   problems.push_back(
       part + ": " + std::to_string(wrong) + " of " + std::to_string(got.size()) +
       " values differ, the worst at " + std::to_string(worst) + " is " + shown(got[worst]) +
-      ", expected " + shown(want[worst]) + ", off by " + shown(std::abs(got[worst] - want[worst])) +
+      ", expected " + shown(expected[worst]) + ", off by " +
+      shown(std::abs(got[worst] - expected[worst])) +
       (tol.exact ? " (must be exact)"
-                 : " (allowed " + shown(tol.atol + tol.rtol * std::abs(want[worst])) + ")"));
+                 : " (allowed " + shown(tol.atol + tol.rtol * std::abs(expected[worst])) + ")"));
 }
 
 void compare(const std::string& part, const NamedArray& got, const Group& g, const Value& spec,

@@ -49,7 +49,7 @@ std::vector<double> decode(haliax::DType, const std::vector<std::byte>&);
 void compare(const std::string& part, const haliax::NamedArray& got, const Group&,
              const Value& spec, const Tolerance&, Problems&);
 void compare_values(const std::string& part, const std::vector<double>& got,
-                    const std::vector<double>& want, const Tolerance&, Problems&);
+                    const std::vector<double>& expected, const Tolerance&, Problems&);
 
 // The source of a case's arrays, one after the other: the tensors of its group, or the arguments of
 // a traced function.

@@ -1,3 +1,5 @@
+// Computes the losses of the tokens inside nested chunked_reduce calls. Checks a case once for each
+// of its lists of chunk sizes.
 #include "chunked.h"
 
 #include "haliax/chunked.h"
@@ -37,13 +39,13 @@ Arrays losses_of(const Value& args, const Arrays& in) {
   return {loss, average, lse, argmax(logits, Vocab)};
 }
 
-using Cuts = std::vector<std::pair<std::string, std::int64_t>>;
+using Splits = std::vector<std::pair<std::string, std::int64_t>>;
 
 // Nests one chunked region in another; the first split is the outermost.
-Arrays in_chunks(const Cuts& cuts, std::size_t depth, const Value& args, const Arrays& in) {
-  if (depth == cuts.size()) return losses_of(args, in);
-  auto f = [&](const Arrays& xs) { return in_chunks(cuts, depth + 1, args, xs); };
-  return chunked_reduce(cuts[depth].first, {.chunk = cuts[depth].second}, f)(in);
+Arrays in_chunks(const Splits& splits, std::size_t depth, const Value& args, const Arrays& in) {
+  if (depth == splits.size()) return losses_of(args, in);
+  auto f = [&](const Arrays& xs) { return in_chunks(splits, depth + 1, args, xs); };
+  return chunked_reduce(splits[depth].first, {.chunk = splits[depth].second}, f)(in);
 }
 
 }  // namespace
@@ -51,13 +53,13 @@ Arrays in_chunks(const Cuts& cuts, std::size_t depth, const Value& args, const A
 Problems check_chunked(const Group& g, const Value& c, const Check& check) {
   Problems problems;
   for (const Value& chunks : c["args"]["chunks"].items) {
-    Cuts cuts;
+    Splits splits;
     std::string shown;
     for (std::size_t i = 0; i < chunks.keys.size(); ++i) {
-      cuts.push_back({chunks.keys[i], chunks.items[i].as_integer()});
-      shown += (i ? " x " : "") + std::to_string(cuts[i].second) + " along " + cuts[i].first;
+      splits.push_back({chunks.keys[i], chunks.items[i].as_integer()});
+      shown += (i ? " x " : "") + std::to_string(splits[i].second) + " along " + splits[i].first;
     }
-    auto op = [&](const Arrays& in, const Value& args) { return in_chunks(cuts, 0, args, in); };
+    auto op = [&](const Arrays& in, const Value& args) { return in_chunks(splits, 0, args, in); };
     Problems found;
     try {
       found = check(g, c, op);

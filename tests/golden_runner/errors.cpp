@@ -1,3 +1,5 @@
+// Calls the op of a case with invalid arguments. Checks that the op raises, and that the message
+// has the words that the case lists.
 #include "errors.h"
 
 #include "haliax/error.h"
@@ -46,9 +48,9 @@ Problems check_error(const Value& c, const Call& call) {
   }
   if (text.empty()) return {"was accepted, but " + c["why"].as_text()};
   Problems problems;
-  const std::string said = without_location(text);
+  const std::string message = without_location(text);
   for (const Value& word : c["must_mention"].items)
-    if (said.find(word.as_text()) == said.npos)
+    if (message.find(word.as_text()) == message.npos)
       problems.push_back("the text does not mention " + word.as_text() + ": " + text);
   return problems;
 }

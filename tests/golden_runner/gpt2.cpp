@@ -1,3 +1,5 @@
+// Builds the model, the optimizer and the layout of a case and its variant. Compares logits, loss,
+// gradients, training and generation with the recorded values, on devices and on ranks.
 #include "gpt2.h"
 
 #include <algorithm>
@@ -114,17 +116,17 @@ bool is_key_bias(const std::string& name, std::size_t i, std::size_t size) {
   return name.ends_with("attn.c_attn.bias") && i >= size / 3 && i < 2 * (size / 3);
 }
 
-using TolerancesOf = std::function<Tolerance(bool key_bias, const std::vector<double>& want)>;
+using TolerancesOf = std::function<Tolerance(bool key_bias, const std::vector<double>& expected)>;
 
 // Compares every tensor of the file with the model's, by name.
 void compare_weights(const std::string& part, const Model& got, const Group& g, const Value& c,
                      const char* file, const TolerancesOf& tolerance, Problems& problems) {
-  const TensorFile want = read_tensors(g.dir + "/" + c["weights"][file].as_text());
+  const TensorFile expected = read_tensors(g.dir + "/" + c["weights"][file].as_text());
   const TensorFile have = to_state_dict(got, golden::state_names(c["args"]));
-  if (want.tensors.size() != have.tensors.size())
+  if (expected.tensors.size() != have.tensors.size())
     problems.push_back(part + ": " + std::to_string(have.tensors.size()) + " tensors, expected " +
-                       std::to_string(want.tensors.size()));
-  for (const Tensor& w : want.tensors) {
+                       std::to_string(expected.tensors.size()));
+  for (const Tensor& w : expected.tensors) {
     const Tensor* h = have.find(w.name);
     if (!h) {
       problems.push_back(part + ": there is no " + w.name);
@@ -204,9 +206,9 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant,
   const double share = tol["gradients"]["relative_to_max"].as_real();
   compare_weights(
       "gradient", gradients, g, c, "gradients",
-      [&](bool, const std::vector<double>& want) {
+      [&](bool, const std::vector<double>& values) {
         double most = 0;
-        for (double x : want) most = std::max(most, std::abs(x));
+        for (double x : values) most = std::max(most, std::abs(x));
         return Tolerance(0, share * most);
       },
       problems);

@@ -1,3 +1,5 @@
+// Draws meshes, mappings of arguments and results, constraints and partial sums. Runs a case inside
+// named_jit with them, and draws again if a documented refusal is raised.
 #include "mesh.h"
 
 #include <algorithm>
@@ -73,15 +75,15 @@ bool is_legal(const std::vector<Mapping::Entry>& entries, const std::vector<Axes
   return true;
 }
 
-// Draws one mesh axis, two, or (with `whole` percent) none for each name, such that the mapping is
-// legal for the arrays.
+// Draws one mesh axis, two, or (with `unsharded` percent) none for each name, such that the mapping
+// is legal for the arrays.
 Mapping drawn_mapping(Dice& dice, const Mesh& mesh, const NameSet& names,
-                      const std::vector<Axes>& arrays, int whole) {
+                      const std::vector<Axes>& arrays, int unsharded) {
   std::vector<Mapping::Entry> entries;
   std::vector<std::string> order(names.begin(), names.end());
   shuffle(dice, order);
   for (const std::string& name : order) {
-    if (chance(dice, whole)) continue;
+    if (chance(dice, unsharded)) continue;
     std::vector<std::string> along;
     for (const auto& [axis, size] : mesh.axes()) along.push_back(axis);
     shuffle(dice, along);
@@ -160,10 +162,10 @@ struct Trial {
 };
 
 // Draws a mapping of these arrays, the compute mapping, an empty one, or none.
-Maybe drawn_side(Dice& dice, const Trial& t, const Arrays& arrays, int whole) {
+Maybe drawn_side(Dice& dice, const Trial& t, const Arrays& arrays, int unsharded) {
   const auto way = below(dice, 100);
   const std::vector<Axes> all = axes_of_each(arrays);
-  if (way < 60) return drawn_mapping(dice, t.mesh, names_of(all), all, whole);
+  if (way < 60) return drawn_mapping(dice, t.mesh, names_of(all), all, unsharded);
   if (way < 75) return t.compute;
   if (way < 85) return Mapping();
   return std::nullopt;
@@ -175,11 +177,11 @@ bool outlives_sums(const NamedArray& x) {
   return is_float(x.dtype()) && std::none_of(values.begin(), values.end(),
                                              [](double v) { return v == 0 && std::signbit(v); });
 }
-Way drawn_way(Dice& dice, const Mesh& mesh, const NamedArray& x, bool enters, int whole) {
+Way drawn_way(Dice& dice, const Mesh& mesh, const NamedArray& x, bool enters, int unsharded) {
   Way way;
   if (x.empty()) return way;
   auto mapping = [&](Axes axes) {
-    return drawn_mapping(dice, mesh, names_of({axes}), {axes}, whole);
+    return drawn_mapping(dice, mesh, names_of({axes}), {axes}, unsharded);
   };
   if (enters && chance(dice, 20) && outlives_sums(x)) {
     Axes axes = x.axes();
@@ -190,7 +192,7 @@ Way drawn_way(Dice& dice, const Mesh& mesh, const NamedArray& x, bool enters, in
   return way;
 }
 
-Trial drawn_trial(Dice& dice, const Recorded& r, int whole) {
+Trial drawn_trial(Dice& dice, const Recorded& r, int unsharded) {
   Trial t;
   t.mesh = drawn_mesh(dice);
   Arrays results;
@@ -198,17 +200,19 @@ Trial drawn_trial(Dice& dice, const Recorded& r, int whole) {
   std::vector<Axes> all = axes_of_each(r.in);
   for (const Axes& axes : axes_of_each(results)) all.push_back(axes);
 
-  if (!chance(dice, 5)) t.compute = drawn_mapping(dice, t.mesh, r.names, all, whole);
+  if (!chance(dice, 5)) t.compute = drawn_mapping(dice, t.mesh, r.names, all, unsharded);
   const Slots in = dealt(r.in), out = dealt(results);
   for (std::size_t k = 0; k < kSlots; ++k) {
-    t.in[k] = drawn_side(dice, t, in[k], whole);
-    t.out[k] = drawn_side(dice, t, out[k], whole);
+    t.in[k] = drawn_side(dice, t, in[k], unsharded);
+    t.out[k] = drawn_side(dice, t, out[k], unsharded);
     if (chance(dice, 20))
-      t.placed[k] =
-          drawn_mapping(dice, t.mesh, names_of(axes_of_each(in[k])), axes_of_each(in[k]), whole);
+      t.placed[k] = drawn_mapping(dice, t.mesh, names_of(axes_of_each(in[k])), axes_of_each(in[k]),
+                                  unsharded);
   }
-  for (const NamedArray& x : r.in) t.entering.push_back(drawn_way(dice, t.mesh, x, true, whole));
-  for (const NamedArray& y : results) t.leaving.push_back(drawn_way(dice, t.mesh, y, false, whole));
+  for (const NamedArray& x : r.in)
+    t.entering.push_back(drawn_way(dice, t.mesh, x, true, unsharded));
+  for (const NamedArray& y : results)
+    t.leaving.push_back(drawn_way(dice, t.mesh, y, false, unsharded));
 
   t.scoped = chance(dice, 15);
   if (!t.scoped) {
@@ -270,8 +274,8 @@ Slots arguments(const Trial& t, const Arrays& all) {
 Tolerance in_any_order(const Part& p, const Group& g) {
   Tolerance t(*p.tolerance);
   if (p.got.empty() || t.exact) return t;
-  const Tensor& want = g.tensors.at((*p.spec)["tensor"].as_text());
-  for (double x : decode(want.dtype, want.data))
+  const Tensor& expected = g.tensors.at((*p.spec)["tensor"].as_text());
+  for (double x : decode(expected.dtype, expected.data))
     if (std::isfinite(x)) t.atol = std::max(t.atol, t.rtol * std::abs(x));
   return t;
 }
@@ -323,15 +327,15 @@ MeshCase::MeshCase(std::uint64_t seed, const std::string& id, MeshTally& tally) 
 // Calls attempt(whole) with a growing percentage of unsharded names until no documented refusal is
 // raised. Without sharded names there is none.
 template <class F> auto MeshCase::trial(F attempt) {
-  for (int whole = 20;; whole += 10) {
+  for (int unsharded = 20;; unsharded += 10) {
     ++tally_.trials;
     try {
-      return attempt(whole);
+      return attempt(unsharded);
     } catch (const Error& e) {
       const std::string text = e.what();
       const auto words = std::find_if(std::begin(documented), std::end(documented),
                                       [&](const char* d) { return text.find(d) != text.npos; });
-      if (words == std::end(documented) || whole > 100) throw;
+      if (words == std::end(documented) || unsharded > 100) throw;
       ++tally_.refused[*words];
     }
   }
@@ -339,20 +343,20 @@ template <class F> auto MeshCase::trial(F attempt) {
 
 Problems MeshCase::check(const Group& g, const Value& c, const Op& op) {
   const Recorded r = recorded(g, c, op);
-  return trial([&](int whole) {
-    const Trial t = drawn_trial(dice_, r, whole);
+  return trial([&](int unsharded) {
+    const Trial t = drawn_trial(dice_, r, unsharded);
     how_ = shown(t, r);
     return run(t, r, g, c, op);
   });
 }
 
 Arrays MeshCase::call(const Op& op, const Arrays& inputs, const Value& args) {
-  return trial([&](int whole) {
+  return trial([&](int unsharded) {
     const Mesh mesh = drawn_mesh(dice_);
     const std::vector<Axes> all = axes_of_each(inputs);
     NameSet names = names_of(all);
     add_names(names, args);
-    const Mapping mapping = drawn_mapping(dice_, mesh, names, all, whole);
+    const Mapping mapping = drawn_mapping(dice_, mesh, names, all, unsharded);
     how_ = "mesh " + to_string(mesh) + ", everywhere " + to_string(mapping);
     return named_jit([&](const Arrays& in) { return op(in, args); },
                      {.mesh = mesh, .axis_resources = mapping})(inputs);
@@ -372,13 +376,13 @@ Problems MeshCase::train(const Group& g, const Value& c, const std::string& back
       of({"batch", "position", "embed"}), of({"batch", "position", "qkv", "heads", "head_size"}),
       of({"batch", "heads", "position", "key_position"}), of({"batch", "position", "mlp"}),
       of({"batch", "position", "vocab"})};
-  return trial([&](int whole) {
+  return trial([&](int unsharded) {
     Variant v{.most_steps = 2};
     v.vmap = chance(dice_, 50);
     v.chunked = chance(dice_, 50);
     const Mesh mesh = drawn_mesh(dice_);
     auto mapping = [&](const std::vector<Axes>& arrays) {
-      return drawn_mapping(dice_, mesh, names_of(arrays), arrays, std::max(whole, 50));
+      return drawn_mapping(dice_, mesh, names_of(arrays), arrays, std::max(unsharded, 50));
     };
     v.layout = Layout{mesh, mapping(parameters), mapping(inside)};
     how_ = "mesh " + to_string(mesh) + ", parameters " + to_string(v.layout->parameters) +

@@ -1,3 +1,4 @@
+// Converts args to the library's argument types, and collects the ops of all *_table.cpp files.
 #include "table.h"
 
 namespace golden {

@@ -1,3 +1,4 @@
+// Parses JSON into Values with the SAX parser of nlohmann::json, and reads Values as C++ types.
 #include "value.h"
 
 #include <fstream>

@@ -14,7 +14,7 @@ namespace {
 
 const Axis N("n", 3);
 
-bool says(const std::string& message, std::initializer_list<std::string> words) {
+bool mentions(const std::string& message, std::initializer_list<std::string> words) {
   for (auto& w : words) {
     if (message.find(w) != message.npos) continue;
     MESSAGE(message << " does not say " << w);
@@ -50,14 +50,15 @@ TEST_CASE("mistakes: a single element with a value converts to bool") {
 
 TEST_CASE("mistakes: an array of several elements does not convert to bool") {
   auto x = arange(N), y = arange(N) + 1;
-  CHECK(says(message_of([&] { return x > 1 ? x : y; }),
-             {"[bool]", "3 elements (n=3)", "all(x)", "any(x)", "where", line()}));
-  CHECK(says(message_of([&] { return std::max(x, y); }), {"[bool]", "all(x)"}));
-  CHECK(says(message_of([&] { return std::vector{x} == std::vector{y}; }), {"[bool]", "all(x)"}));
-  CHECK(says(message_of([&] { return bool(zeros({Axis("n", 0)})); }),
-             {"[bool]", "0 elements (n=0)"}));
-  CHECK(says(message_of([&] { return bool(NamedArray()); }),
-             {"[bool]", "empty NamedArray", "x.empty()"}));
+  CHECK(mentions(message_of([&] { return x > 1 ? x : y; }),
+                 {"[bool]", "3 elements (n=3)", "all(x)", "any(x)", "where", line()}));
+  CHECK(mentions(message_of([&] { return std::max(x, y); }), {"[bool]", "all(x)"}));
+  CHECK(
+      mentions(message_of([&] { return std::vector{x} == std::vector{y}; }), {"[bool]", "all(x)"}));
+  CHECK(mentions(message_of([&] { return bool(zeros({Axis("n", 0)})); }),
+                 {"[bool]", "0 elements (n=0)"}));
+  CHECK(mentions(message_of([&] { return bool(NamedArray()); }),
+                 {"[bool]", "empty NamedArray", "x.empty()"}));
   CHECK(NamedArray().empty());
   CHECK_FALSE(x.empty());
 }
@@ -69,15 +70,15 @@ TEST_CASE("mistakes: a traced value does not convert to bool") {
   };
   auto where_line = line(-3);
   auto x = arange(Axes{N, Axis("k", 2)}, {.start = 1, .dtype = DType::f32});
-  CHECK(says(message_of([&] { jit(clipped)(x); }),
-             {"[bool]", "traced", "where(condition, a, b)", where_line}));
-  CHECK(
-      says(message_of([&] { jit(grad([&](const NamedArray& v) { return sum(clipped(v)); }))(x); }),
-           {"[bool]", where_line}));
-  CHECK(says(message_of([&] { vmap(clipped, N)(x); }),
-             {"[bool]", "where(condition, a, b)", where_line}));
-  CHECK(says(message_of([&] { haliax::map(clipped, N)(x); }), {"[bool]", where_line}));
-  CHECK(says(message_of([&] { eval_shape(clipped, x); }), {"[bool]", where_line}));
+  CHECK(mentions(message_of([&] { jit(clipped)(x); }),
+                 {"[bool]", "traced", "where(condition, a, b)", where_line}));
+  CHECK(mentions(
+      message_of([&] { jit(grad([&](const NamedArray& v) { return sum(clipped(v)); }))(x); }),
+      {"[bool]", where_line}));
+  CHECK(mentions(message_of([&] { vmap(clipped, N)(x); }),
+                 {"[bool]", "where(condition, a, b)", where_line}));
+  CHECK(mentions(message_of([&] { haliax::map(clipped, N)(x); }), {"[bool]", where_line}));
+  CHECK(mentions(message_of([&] { eval_shape(clipped, x); }), {"[bool]", where_line}));
   CHECK(clipped(x).floats() == x.floats());
   // Values that do not depend on arguments are available while tracing, too.
   CHECK(jit([](const NamedArray& v) { return sum(ones({N})) > 2. ? v : v * 0.; })(x).floats() ==
@@ -88,7 +89,7 @@ TEST_CASE("mistakes: converting a donated array to bool raises with that reason"
   auto f = jit([](const NamedArray& v) { return v + 1.; }, {.donate = {0}});
   auto x = array({1}, Axis("k", 1));
   f(x);
-  CHECK(says(message_of([&] { return bool(x); }), {"donated"}));
+  CHECK(mentions(message_of([&] { return bool(x); }), {"donated"}));
 }
 
 TEST_CASE("mistakes: !, && and || are the logical ops") {
@@ -108,8 +109,8 @@ TEST_CASE("mistakes: !, && and || are the logical ops") {
   auto both = jit([](const NamedArray& v) { return where(!(v > 0.5) || v > 1.5, v, 9.); });
   CHECK(both(x).floats() == Values{0, 9, 2});
   auto other = ones({Axis("m", 2)}) > 0.;
-  CHECK(says(message_of([&] { return keep && other; }), {"[logical_and]", "n", "m", line(-1)}));
-  CHECK(says(message_of([&] { return !NamedArray(); }), {"[logical_not]", "empty"}));
+  CHECK(mentions(message_of([&] { return keep && other; }), {"[logical_and]", "n", "m", line(-1)}));
+  CHECK(mentions(message_of([&] { return !NamedArray(); }), {"[logical_not]", "empty"}));
 }
 
 TEST_CASE("mistakes: a range beyond its axis raises") {
@@ -117,15 +118,15 @@ TEST_CASE("mistakes: a range beyond its axis raises") {
   auto part = [&](Slice s) { return index(x, {{"pos", s}}); };
   for (Slice s : {Slice{3, 20}, Slice{-6}, Slice{6}, Slice{0, -6}, Slice{0, 6, 2}, Slice{6, 0, -1},
                   Slice{20, {}, -1}})
-    CHECK(says(message_of([&] { part(s); }), {"[index]", "pos=5", "outside"}));
-  CHECK(says(message_of([&] {
-               index(x, {{"pos", Slice{3, 20}}});
-             }),
-             {"20 is outside of axis pos=5", line()}));
-  CHECK(says(message_of([&] {
-               at_set(x, {{"pos", Slice{3, 20}}}, 1);
-             }),
-             {"[at_set]", "20 is outside"}));
+    CHECK(mentions(message_of([&] { part(s); }), {"[index]", "pos=5", "outside"}));
+  CHECK(mentions(message_of([&] {
+                   index(x, {{"pos", Slice{3, 20}}});
+                 }),
+                 {"20 is outside of axis pos=5", line()}));
+  CHECK(mentions(message_of([&] {
+                   at_set(x, {{"pos", Slice{3, 20}}}, 1);
+                 }),
+                 {"[at_set]", "20 is outside"}));
   using Ids = std::vector<std::int64_t>;
   CHECK(part({3}).integers() == Ids{3, 4});
   CHECK(part({3, 5}).integers() == Ids{3, 4});
@@ -153,5 +154,5 @@ TEST_CASE("mistakes: mixing f64 with f32 warns once") {
   REQUIRE(at != out.npos);
   CHECK(out.find("now\n") < at);
   CHECK(out.find("haliax: warning", at + 1) == out.npos);
-  CHECK(says(out, {"astype(DType::f32)", "std::vector<double>", "mistakes_test.cpp:"}));
+  CHECK(mentions(out, {"astype(DType::f32)", "std::vector<double>", "mistakes_test.cpp:"}));
 }

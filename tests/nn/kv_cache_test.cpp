@@ -52,8 +52,8 @@ TEST_CASE(
     "attention over the full sequence, with grouped heads") {
   const Text t(12);
   auto K = rename(t.k, "pos", "key_pos"), V = rename(t.v, "pos", "key_pos");
-  auto whole = nn::dot_product_attention("key_pos", "head_size", t.q, K, V,
-                                         {.mask = nn::causal_mask(Axis("pos", 12), Pos)});
+  auto full_sequence = nn::dot_product_attention("key_pos", "head_size", t.q, K, V,
+                                                 {.mask = nn::causal_mask(Axis("pos", 12), Pos)});
   auto cache = nn::KVCache::init(Pos, {Heads, Size}, Batch);
   auto step = jit(
       [](const NamedArray& q, const NamedArray& k, const NamedArray& v, const nn::KVCache& c) {
@@ -65,7 +65,7 @@ TEST_CASE(
     const std::int64_t n = at == 0 ? 5 : 1;
     auto part = [&](const NamedArray& x) { return slice(x, "pos", int(at), n); };
     auto [out, next] = step(part(t.q), part(t.k), part(t.v), cache);
-    CHECK(difference(out, part(whole)) < 1e-5);
+    CHECK(difference(out, part(full_sequence)) < 1e-5);
     cache = next;
     at += n;
     CHECK(max(abs(cache.lengths - int(at))).item() == 0);
@@ -89,18 +89,18 @@ TEST_CASE(
     auto here = broadcast_axis(where, Axis("pos", 12)) == arange(Axis("pos", 12));
     return broadcast_axis(sum(x * astype(here, x.dtype()), "pos"), Axis("pos", 1));
   };
-  for (int turn = 0; turn < 6; ++turn) {
+  for (int iteration = 0; iteration < 6; ++iteration) {
     auto where = cache.lengths;
     auto q = next_of(t.q, where), k = next_of(t.k, where), v = next_of(t.v, where);
     auto after = cache.append(k, v, "pos");
     auto got = attended(q, cache, after);
     for (int b = 0; b < 3; ++b) {
-      const std::int64_t length = prompts[b] + turn + 1;
+      const std::int64_t length = prompts[b] + iteration + 1;
       auto of = [&](const NamedArray& x) { return slice(at(x, "batch", b), "pos", 0, length); };
       auto K = rename(of(t.k), "pos", "keys"), V = rename(of(t.v), "pos", "keys");
-      auto want = nn::dot_product_attention("keys", "head_size",
-                                            at(at(t.q, "batch", b), "pos", int(length) - 1), K, V);
-      CHECK(difference(at(at(got, "batch", b), "pos", 0), want) < 1e-5);
+      auto expected = nn::dot_product_attention(
+          "keys", "head_size", at(at(t.q, "batch", b), "pos", int(length) - 1), K, V);
+      CHECK(difference(at(at(got, "batch", b), "pos", 0), expected) < 1e-5);
     }
     cache = after;
   }
@@ -173,7 +173,7 @@ TEST_CASE(
   // The filled positions, and the new one.
   auto seen = sum(cache.mask(Axis("pos", 1)).astype(DType::i32), {"pos", "key_pos"});
   CHECK(seen.integers() == Lengths{5, 1, 3});
-  for (int turn = 0; turn < 2; ++turn) cache = append(cache, {4, 4, 4}, DType::i32);
+  for (int iteration = 0; iteration < 2; ++iteration) cache = append(cache, {4, 4, 4}, DType::i32);
   CHECK(lengths(cache) == Lengths{12, 8, 10});
   auto full_one = append(cache, {4, 4, 4},
                          DType::i32);  // space for none, for all, and for half of the new positions
@@ -194,7 +194,7 @@ TEST_CASE("kv cache: debug::check reports a full cache") {
   });
   auto cache = nn::KVCache::init(Short, Size);
   auto k = ones({One, Size}).eval();
-  for (int turn = 0; turn < 2; ++turn) cache = step(cache, k);
+  for (int iteration = 0; iteration < 2; ++iteration) cache = step(cache, k);
   raises([&] { step(cache, k).lengths.eval(); },
          {"[check] the cache is full", "kv_cache_test.cpp:"});
 }

@@ -8,9 +8,9 @@ using namespace haliax;
 using namespace haliax::lce_model;
 
 TEST_CASE("linear cross entropy: counts of contractions with the head") {
-  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
+  for (AxisSelection axes : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
     auto o = per_token(4);
-    o.walked = walked;
+    o.walked = axes;
     CHECK(costs_of([=](const Parameters& p) { return losses(p, o).loss; }, parameters()) ==
           Cost{1, 1});
   }
@@ -148,7 +148,7 @@ TEST_CASE(
                 head(h.for_audio, h.audio, Audio, sounds, ~is_text))
             .mean();
       }));
-      auto want = jit(with_gradient([=](const Heads& h) {
+      auto expected = jit(with_gradient([=](const Heads& h) {
         auto nll = [&](const NamedArray& a, const NamedArray& w, const Axis& Ids,
                        const NamedArray& targets) {
           return nn::cross_entropy_loss(dot(a, w, Embed), Ids, targets,
@@ -161,9 +161,9 @@ TEST_CASE(
       CHECK(run.report().contractions == (form == ChunkForm::sweep ? 6 : 8));
       CHECK(run.report().loops == (form == ChunkForm::sweep ? 1 : 2));
       if (form == ChunkForm::recompute) continue;  // its first loop computes all logsumexps
-      CHECK(difference(value, want.first, 1e-12) == "");
+      CHECK(difference(value, expected.first, 1e-12) == "");
       for (auto part : {&Heads::for_text, &Heads::for_audio, &Heads::text, &Heads::audio})
-        CHECK(difference(g.*part, want.second.*part, 1e-12) == "");
+        CHECK(difference(g.*part, expected.second.*part, 1e-12) == "");
     }
 }
 
@@ -184,10 +184,10 @@ TEST_CASE("regression: a last block that starts past half of the vocabulary") {
 }
 
 TEST_CASE("regression: the derivative of the soft cap") {
-  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+  for (AxisSelection axes : {AxisSelection(Tokens), AxisSelection(Vocab)})
     same(
         [=](const Parameters& p) {
-          return losses(p, {.walked = walked, .chunks = {.chunk = 5}, .soft_cap = 1}).loss;
+          return losses(p, {.walked = axes, .chunks = {.chunk = 5}, .soft_cap = 1}).loss;
         },
         [](const Parameters& p) {
           return nn::cross_entropy_loss(tanh(dot(p.x, p.w, Embed)), Vocab, ids());
@@ -197,11 +197,11 @@ TEST_CASE("regression: the derivative of the soft cap") {
 
 TEST_CASE("regression: each token's loss can have its own cotangent") {
   const auto c = normal(9, Tokens);
-  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+  for (AxisSelection axes : {AxisSelection(Tokens), AxisSelection(Vocab)})
     same(
         [=](const Parameters& p) {
           auto o = per_token(5);
-          o.walked = walked;
+          o.walked = axes;
           return sum(c * losses(p, o).loss);
         },
         [=](const Parameters& p) {
@@ -213,7 +213,7 @@ TEST_CASE("regression: each token's loss can have its own cotangent") {
 
 TEST_CASE(
     "regression: the cotangent of the z-loss, as an option and through the logsumexp output") {
-  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
+  for (AxisSelection axes : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
     auto by_the_book = [](const Parameters& p) {
       auto logits = dot(p.x, p.w, Embed);
       return nn::cross_entropy_loss(logits, Vocab, ids()) +
@@ -221,13 +221,13 @@ TEST_CASE(
     };
     same(
         [=](const Parameters& p) {
-          return losses(p, {.walked = walked, .chunks = {.chunk = 5}, .z_loss = 0.3}).loss;
+          return losses(p, {.walked = axes, .chunks = {.chunk = 5}, .z_loss = 0.3}).loss;
         },
         by_the_book, parameters());
     same(
         [=](const Parameters& p) {
           auto r =
-              losses(p, {.walked = walked, .chunks = {.chunk = 5}, .outputs = {.logsumexp = true}});
+              losses(p, {.walked = axes, .chunks = {.chunk = 5}, .outputs = {.logsumexp = true}});
           return r.loss + 0.3 * mean(square(r.logsumexp));
         },
         by_the_book, parameters());
@@ -239,13 +239,13 @@ TEST_CASE("regression: the bias is added once, for any number of vocabulary bloc
     NamedArray x, w, b;
   };
   const Biased at{normal(1, {Tokens, Embed}), normal(2, {Vocab, Embed}), normal(3, Vocab)};
-  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+  for (AxisSelection axes : {AxisSelection(Tokens), AxisSelection(Vocab)})
     for (std::int64_t chunk : {1, 3, 10})
       same(
           [=](const Biased& p) {
             return nn::linear_cross_entropy(
                        p.x, p.w, ids(), Embed, Vocab,
-                       {.walked = walked, .chunks = {.chunk = chunk}, .bias = p.b})
+                       {.walked = axes, .chunks = {.chunk = chunk}, .bias = p.b})
                 .loss;
           },
           [](const Biased& p) {
@@ -257,13 +257,13 @@ TEST_CASE("regression: the bias is added once, for any number of vocabulary bloc
 TEST_CASE("regression: the perplexity does not depend on the chunk size") {
   const auto p = parameters();
   const auto log_p = log_softmax(dot(p.x, p.w, Embed), Vocab);
-  const double want =
+  const double expected =
       std::exp(-sum(log_p * one_hot(ids(), Vocab, DType::f64)).item() / double(Tokens.size));
-  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+  for (AxisSelection axes : {AxisSelection(Tokens), AxisSelection(Vocab)})
     for (std::int64_t chunk : {1, 5, 12}) {
       nn::LinearCrossEntropyOptions o{
-          .walked = walked, .chunks = {.chunk = chunk}, .outputs = {.nll = true}};
-      CHECK(exp(losses(p, o).nll.mean()).item() == doctest::Approx(want).epsilon(1e-13));
+          .walked = axes, .chunks = {.chunk = chunk}, .outputs = {.nll = true}};
+      CHECK(exp(losses(p, o).nll.mean()).item() == doctest::Approx(expected).epsilon(1e-13));
       // The exp applies to the mean over all tokens inside of `f` too, and the losses of parts of a
       // batch can be summed.
       auto inside = [](const NamedArray& l) { return exp(mean(logsumexp(l, Vocab))); };
@@ -273,7 +273,8 @@ TEST_CASE("regression: the perplexity does not depend on the chunk size") {
       o.mask = (arange(Tokens) < 3).eval();
       auto some = losses(p, o).nll;
       o.mask = (arange(Tokens) >= 3).eval();
-      CHECK(exp((some + losses(p, o).nll).mean()).item() == doctest::Approx(want).epsilon(1e-13));
+      CHECK(exp((some + losses(p, o).nll).mean()).item() ==
+            doctest::Approx(expected).epsilon(1e-13));
     }
 }
 
@@ -282,14 +283,14 @@ TEST_CASE("regression: the loss of bf16 arrays accumulates in f32") {
   const auto x = normal(1, {Many, Embed}, DType::bf16), w = normal(2, {Vocab, Embed}, DType::bf16);
   const auto targets = random::randint(random::key(3), Many, 0, int(Vocab.size)).eval();
   const auto logits = dot(x.astype(DType::f64), w.astype(DType::f64), Embed);
-  const double want = nn::cross_entropy_loss(logits, Vocab, targets).item();
+  const double expected = nn::cross_entropy_loss(logits, Vocab, targets).item();
   for (std::int64_t chunk : {1, 2, 64, 600}) {
     auto loss = jit([=](const NamedArray& a, const NamedArray& b) {
       return nn::linear_cross_entropy(a, b, targets, Embed, Vocab, {.chunks = {.chunk = chunk}})
           .loss;
     })(x, w);
     CHECK(loss.dtype() == DType::f32);
-    CHECK(loss.item() == doctest::Approx(want).epsilon(1e-6));
+    CHECK(loss.item() == doctest::Approx(expected).epsilon(1e-6));
   }
 }
 
@@ -331,7 +332,7 @@ TEST_CASE("linear cross entropy: a chunk without unmasked tokens is skipped") {
             sum(where(first, 0., nll(h.audio, Audio, sounds)))) /
            8.;
   };
-  const auto want = jit(with_gradient(by_the_book))(good);
+  const auto expected = jit(with_gradient(by_the_book))(good);
   auto head = [](const Heads& h, const NamedArray& w, const Axis& Ids, const NamedArray& targets,
                  const NamedArray& mask, ChunkForm form) {
     return nn::linear_cross_entropy(
@@ -357,11 +358,11 @@ TEST_CASE("linear cross entropy: a chunk without unmasked tokens is skipped") {
       auto run = jit(with_gradient(loss));
       auto [value, g] = run(at);
       CHECK(run.report().program.find("skip the rest unless") != std::string::npos);
-      CHECK(difference(value, want.first, 1e-12) == "");
-      CHECK(difference(slice(g.x, Tokens, 0, 8), want.second.x, 1e-12) == "");
+      CHECK(difference(value, expected.first, 1e-12) == "");
+      CHECK(difference(slice(g.x, Tokens, 0, 8), expected.second.x, 1e-12) == "");
       CHECK(max(abs(slice(g.x, Tokens, 8, 4))).item() == 0);
-      CHECK(difference(g.text, want.second.text, 1e-12) == "");
-      CHECK(difference(g.audio, want.second.audio, 1e-12) == "");
+      CHECK(difference(g.text, expected.second.text, 1e-12) == "");
+      CHECK(difference(g.audio, expected.second.audio, 1e-12) == "");
     }
   // An output that covers every token is computed for every token.
   auto every = jit([=](const NamedArray& a) {
@@ -384,15 +385,15 @@ TEST_CASE("linear cross entropy: masked tokens at any position are skipped") {
     return nn::cross_entropy_loss(dot(take(p.x, Tokens, first), p.w, Embed), Vocab,
                                   take(ids(), Tokens, first));
   };
-  const auto want = jit(with_gradient(by_the_book))(good);
+  const auto expected = jit(with_gradient(by_the_book))(good);
   auto check = [&](auto loss, const Parameters& p, int loops) {
     auto run = jit(with_gradient(loss));
     auto [value, g] = run(p);
     CHECK(run.report().loops == loops);
-    CHECK(difference(value, want.first, 1e-12) == "");
-    CHECK(difference(flatten_axes(g.x, without_axes(g.x.axes(), Embed), Tokens), want.second.x,
+    CHECK(difference(value, expected.first, 1e-12) == "");
+    CHECK(difference(flatten_axes(g.x, without_axes(g.x.axes(), Embed), Tokens), expected.second.x,
                      1e-12) == "");
-    CHECK(difference(g.w, want.second.w, 1e-12) == "");
+    CHECK(difference(g.w, expected.second.w, 1e-12) == "");
   };
   for (bool by_mask : {true, false}) {
     CAPTURE(by_mask);
@@ -425,8 +426,8 @@ TEST_CASE("linear cross entropy: masked tokens at any position are skipped") {
     auto r = jit([=](const Parameters& p) {
       return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o);
     })(bad);
-    auto whole = losses(good, {.mask = live, .outputs = {.losses = true}});
-    if (by_mask) CHECK(difference(r.nll.sum, sum(whole.losses), 1e-12) == "");
+    auto masked = losses(good, {.mask = live, .outputs = {.losses = true}});
+    if (by_mask) CHECK(difference(r.nll.sum, sum(masked.losses), 1e-12) == "");
     CHECK(r.accuracy.weight.item() == 8);
     // The losses of the tokens are in the original order, bitwise identical.
     o.outputs.losses = true;
@@ -435,10 +436,10 @@ TEST_CASE("linear cross entropy: masked tokens at any position are skipped") {
     })(good);
     auto o2 = o;
     o2.reduction = nn::Reduction::none;  // iterates over the tokens in their order
-    auto apart = jit([=](const Parameters& p) {
+    auto unreduced = jit([=](const Parameters& p) {
       return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o2).losses;
     })(good);
-    CHECK(all(given == apart).item() == 1);
+    CHECK(all(given == unreduced).item() == 1);
   }
   // A mask for each example of a vmap.
   const Axis Example{"example", 3};
@@ -482,11 +483,12 @@ TEST_CASE("linear cross entropy: masked tokens are skipped with chunks of two si
   for (double share : {-1., 2., 0.1, 0.6}) {
     CAPTURE(share);
     const auto live = (random::uniform(random::key(4), Many) < share).eval();
-    auto want = jit(value_and_grad([=](const Parameters& q) { return by_the_book(q, live); }))(p);
+    auto expected =
+        jit(value_and_grad([=](const Parameters& q) { return by_the_book(q, live); }))(p);
     auto [value, g] = step(p, live);
-    CHECK(difference(value, want.first, 1e-12) == "");
-    CHECK(difference(g.x, want.second.x, 1e-12) == "");
-    CHECK(difference(g.w, want.second.w, 1e-12) == "");
+    CHECK(difference(value, expected.first, 1e-12) == "");
+    CHECK(difference(g.x, expected.second.x, 1e-12) == "");
+    CHECK(difference(g.w, expected.second.w, 1e-12) == "");
   }
   CHECK(step.report().loops == 3);  // the last small chunk is smaller
   CHECK(step.report().traces == 1);

@@ -42,11 +42,11 @@ template <class F> auto with_gradient(F f) {
 template <class F, class G, class P>
 inline void same(F f, G by_the_book, const P& p, double tolerance = 1e-12) {
   auto got = flatten(jit(value_and_grad(f))(p)),
-       want = flatten(jit(value_and_grad(by_the_book))(p));
-  REQUIRE(got.size() == want.size());
+       expected = flatten(jit(value_and_grad(by_the_book))(p));
+  REQUIRE(got.size() == expected.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     CAPTURE(k);
-    CHECK(difference(got[k], want[k], tolerance) == "");
+    CHECK(difference(got[k], expected[k], tolerance) == "");
   }
 }
 template <class F> std::string message(F f) {

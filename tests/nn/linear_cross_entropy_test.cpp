@@ -159,9 +159,9 @@ LinearCrossEntropy by_the_book(Features f, const Data& data, const Inputs& in) {
 
 // How a case splits the work: the chunked axes and the positions per chunk, or bytes per chunk. 0
 // means all positions.
-struct Cut {
+struct Split {
   const char* name;
-  AxisSelection walked;
+  AxisSelection axes;
   std::int64_t chunk, vocab_chunk;
   ChunkForm form = ChunkForm::automatic;
   std::int64_t memory = 0;
@@ -170,8 +170,8 @@ struct Cut {
   }
   bool small() const { return (chunk && chunk < 8) || (vocab_chunk && vocab_chunk < 8); }
 };
-const std::vector<Cut>& cuts() {  // for few()
-  static const std::vector<Cut> all{
+const std::vector<Split>& splits() {  // for few()
+  static const std::vector<Split> all{
       {"1 token", {}, 1, 0},
       {"7 tokens", {}, 7, 0},
       {"N - 1 tokens", {}, 32, 0},
@@ -193,8 +193,8 @@ const std::vector<Cut>& cuts() {  // for few()
 }
 
 // For many(): used for pairs of options and for single options.
-const std::vector<Cut>& cuts_of_pairs() {
-  static const std::vector<Cut> some{
+const std::vector<Split>& splits_of_pairs() {
+  static const std::vector<Split> some{
       {"128 tokens", {}, 128, 0},
       {"N - 1 tokens, made again", {}, 307, 0, ChunkForm::recompute},
       {"between V/2 and V of the vocabulary", Vocab, 350, 0},
@@ -202,22 +202,23 @@ const std::vector<Cut>& cuts_of_pairs() {
   };
   return some;
 }
-const std::vector<Cut>& cuts_of_many() {
-  static const std::vector<Cut> all = [] {
-    std::vector<Cut> cuts = cuts_of_pairs();
-    cuts.insert(cuts.end(), {{"7 tokens", {}, 7, 0},
-                             {"N + 1 tokens", {}, 309, 0},
-                             {"10 positions", Pos, 10, 0},
-                             {"V - 1 of the vocabulary", Vocab, 600, 0},
-                             {"256 KiB", {}, 0, 0, ChunkForm::automatic, 256 << 10}});
-    return cuts;
+const std::vector<Split>& splits_of_many() {
+  static const std::vector<Split> all = [] {
+    std::vector<Split> splits = splits_of_pairs();
+    splits.insert(splits.end(), {{"7 tokens", {}, 7, 0},
+                                 {"N + 1 tokens", {}, 309, 0},
+                                 {"10 positions", Pos, 10, 0},
+                                 {"V - 1 of the vocabulary", Vocab, 600, 0},
+                                 {"256 KiB", {}, 0, 0, ChunkForm::automatic, 256 << 10}});
+    return splits;
   }();
   return all;
 }
 
-double relative(const NamedArray& got, const NamedArray& want) {  // relative error in the L2 norm
-  if (got.empty() || want.empty() || got.axes() != want.axes()) return INFINITY;
-  auto a = got.doubles(), b = want.doubles();
+// Returns the relative error in the L2 norm.
+double relative(const NamedArray& got, const NamedArray& expected) {
+  if (got.empty() || expected.empty() || got.axes() != expected.axes()) return INFINITY;
+  auto a = got.doubles(), b = expected.doubles();
   double off = 0, size = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     off += (a[i] - b[i]) * (a[i] - b[i]);
@@ -227,13 +228,13 @@ double relative(const NamedArray& got, const NamedArray& want) {  // relative er
   return size > 0 ? std::sqrt(off / size) : off > 0 ? INFINITY : 0;
 }
 
-auto loss_and_gradients(Features f, const Data& d, const Cut& cut) {
+auto loss_and_gradients(Features f, const Data& d, const Split& split) {
   auto run = jit([&](const Inputs& in) {
     return value_and_grad([&](const Inputs& p) {
       auto o = options_of(f, d, p);
-      o.walked = cut.walked;
-      o.chunks = cut.chunks();
-      o.vocab_chunk = cut.vocab_chunk;
+      o.walked = split.axes;
+      o.chunks = split.chunks();
+      o.vocab_chunk = split.vocab_chunk;
       return objective(f, nn::linear_cross_entropy(hidden(f, d, p), p.weight, targets_of(f, d, p),
                                                    Embed, Vocab, o));
     })(in);
@@ -256,16 +257,16 @@ std::string shown(Features f) {
   return s.empty() ? "plain" : s;
 }
 // Compares all splits with the same reference values.
-void agrees(Features f, const Data& d, const std::vector<Cut>& cuts) {
+void agrees(Features f, const Data& d, const std::vector<Split>& splits) {
   CAPTURE(shown(f));
-  auto want = loss_and_gradients_by_the_book(f, d);
-  for (auto& cut : cuts) {
-    CAPTURE(std::string(cut.name));
-    auto [loss, g] = loss_and_gradients(f, d, cut);
-    const double most = cut.small() ? 3e-6 : 1e-6;
-    CHECK(relative(loss, want.first) <= most);
+  auto expected = loss_and_gradients_by_the_book(f, d);
+  for (auto& split : splits) {
+    CAPTURE(std::string(split.name));
+    auto [loss, g] = loss_and_gradients(f, d, split);
+    const double most = split.small() ? 3e-6 : 1e-6;
+    CHECK(relative(loss, expected.first) <= most);
     Walk names = walk_of(g, {.paths = true});
-    auto got = flatten(g), wanted = flatten(want.second);
+    auto got = flatten(g), wanted = flatten(expected.second);
     for (std::size_t k = 0; k < got.size(); ++k) {
       CAPTURE(names.paths[k]);
       bool main = names.paths[k] == "x" || names.paths[k] == "weight";
@@ -278,7 +279,7 @@ void agrees(Features f, const Data& d, const std::vector<Cut>& cuts) {
 }  // namespace
 
 TEST_CASE("linear cross entropy: every option matches full logits, in every kind of chunk") {
-  for (Features f = 0; f <= last_feature; f = f ? f << 1 : 1) agrees(f, few(), cuts());
+  for (Features f = 0; f <= last_feature; f = f ? f << 1 : 1) agrees(f, few(), splits());
 }
 
 TEST_CASE("linear cross entropy: the error with 1024 tokens is at most 1e-6, for any chunk size") {
@@ -293,34 +294,34 @@ TEST_CASE("linear cross entropy: the error with 1024 tokens is at most 1e-6, for
   auto by_the_book = [=](const Head& h) {
     return nn::cross_entropy_loss(dot(h.x, h.weight, Deep), Large, targets);
   };
-  auto want = flatten(jit([=](const Head& h) { return value_and_grad(by_the_book)(h); })(wide));
-  const std::pair<Axis, std::vector<std::int64_t>> walks[] = {
+  auto expected = flatten(jit([=](const Head& h) { return value_and_grad(by_the_book)(h); })(wide));
+  const std::pair<Axis, std::vector<std::int64_t>> axes_and_chunks[] = {
       {Many, {1, 7, 300, 600, 1023, 1024, 1025}}, {Large, {7, 400, 1000, 1499, 1500}}};
-  for (auto& [walked, chunks] : walks)
+  for (auto& [axis, chunks] : axes_and_chunks)
     for (auto chunk : chunks) {
       CAPTURE(chunk);
-      CAPTURE(std::string(walked.name.text()));
-      auto loss = [=, w = walked](const Head& h) {
+      CAPTURE(std::string(axis.name.text()));
+      auto loss = [=, w = axis](const Head& h) {
         return nn::linear_cross_entropy(h.x, h.weight, targets, Deep, Large,
                                         {.walked = w, .chunks = {.chunk = chunk}})
             .loss;
       };
       auto got = flatten(jit([=](const Head& h) { return value_and_grad(loss)(h); })(head));
       for (std::size_t k = 0; k < got.size(); ++k)
-        CHECK(relative(got[k], want[k]) <= (chunk < 8 ? 3e-6 : 1e-6));
+        CHECK(relative(got[k], expected[k]) <= (chunk < 8 ? 3e-6 : 1e-6));
     }
 }
 
 TEST_CASE("linear cross entropy: every pair of options matches full logits") {
   for (Features a = 1; a <= last_feature; a <<= 1)
-    for (Features b = a << 1; b <= last_feature; b <<= 1) agrees(a | b, few(), cuts());
+    for (Features b = a << 1; b <= last_feature; b <<= 1) agrees(a | b, few(), splits());
 }
 
 TEST_CASE(
     "linear cross entropy: every option and pair of options matches full logits with 308 tokens") {
   for (Features a = 1; a <= last_feature; a <<= 1) {
-    agrees(a, many(), cuts_of_many());
-    for (Features b = a << 1; b <= last_feature; b <<= 1) agrees(a | b, many(), cuts_of_pairs());
+    agrees(a, many(), splits_of_many());
+    for (Features b = a << 1; b <= last_feature; b <<= 1) agrees(a | b, many(), splits_of_pairs());
   }
 }
 
@@ -339,12 +340,12 @@ NamedArray with_cotangents(const Outputs& outputs, std::size_t only) {
   return sum(o *
              random::normal(random::key(100 + int(only)), o.axes(), DType::f64).astype(o.dtype()));
 }
-nn::LinearCrossEntropyOptions asking_for_all(Features f, const Cut& cut, const Inputs& p,
+nn::LinearCrossEntropyOptions asking_for_all(Features f, const Split& split, const Inputs& p,
                                              std::size_t only) {
   auto o = options_of(f, few(), p);
-  o.walked = cut.walked;
-  o.chunks = cut.chunks();
-  o.vocab_chunk = cut.vocab_chunk;
+  o.walked = split.axes;
+  o.chunks = split.chunks();
+  o.vocab_chunk = split.vocab_chunk;
   o.teacher = nn::LinearHead{.x = p.teacher_x, .weight = p.teacher_weight, .Embed = Wide};
   o.outputs = {.losses = true,
                .logsumexp = true,
@@ -366,27 +367,27 @@ TEST_CASE(
   auto values = jit([=](const Inputs& p) { return by_the_book(f, few(), p); })(wide);
   for (std::size_t k = 0; k < std::size(output_names); ++k) {
     CAPTURE(std::string(output_names[k]));
-    auto want = jit([=](const Inputs& in) {
+    auto expected = jit([=](const Inputs& in) {
       return value_and_grad([=](const Inputs& p) {
         return with_cotangents(differentiable(by_the_book(f, few(), p)), k);
       })(in);
     })(wide);
-    for (auto& cut : cuts()) {
-      CAPTURE(std::string(cut.name));
+    for (auto& split : splits()) {
+      CAPTURE(std::string(split.name));
       auto got = jit([=](const Inputs& in) {
         return value_and_grad([=](const Inputs& p) {
           auto r = nn::linear_cross_entropy(p.x, p.weight, few().ids, Embed, Vocab,
-                                            asking_for_all(f, cut, p, k));
+                                            asking_for_all(f, split, p, k));
           return std::pair{with_cotangents(differentiable(r), k), r};
         })(in);
       })(few().inputs);
-      const double most = cut.small() ? 3e-6 : 1e-6;
+      const double most = split.small() ? 3e-6 : 1e-6;
       auto& r = got.first.second;
       CHECK(relative(differentiable(r)[k], differentiable(values)[k]) <= most);
       CHECK(r.ids.integers() == values.ids.integers());
       CHECK(relative(r.accuracy.mean(), values.accuracy.mean()) <= most);
       if (!r.top_ids.empty()) CHECK(r.top_ids.integers() == values.top_ids.integers());
-      auto g = flatten(got.second), wanted = flatten(want.second);
+      auto g = flatten(got.second), wanted = flatten(expected.second);
       for (std::size_t j = 0; j < g.size(); ++j) CHECK(relative(g[j], wanted[j]) <= most);
     }
   }
@@ -403,13 +404,13 @@ TEST_CASE("linear cross entropy: gradients of every output match finite differen
   for (Features f :
        {bias | masked | weighted | ignoring | smoothed | z_loss | class_weighted | normed | tied,
         bias | soft_cap | temperature | soft_targets | class_weighted | smoothed | summed})
-    for (auto& cut : {cuts()[1], cuts()[10], cuts()[14]})
+    for (auto& split : {splits()[1], splits()[10], splits()[14]})
       for (std::size_t k = 0; k < std::size(output_names); ++k) {
         CAPTURE(shown(f));
-        CAPTURE(std::string(cut.name));
+        CAPTURE(std::string(split.name));
         CAPTURE(std::string(output_names[k]));
         auto value = [=](const Inputs& p) {
-          auto o = asking_for_all(f, cut, p, k);
+          auto o = asking_for_all(f, split, p, k);
           auto r = nn::linear_cross_entropy(hidden(f, few(), p), p.weight, targets_of(f, few(), p),
                                             Embed, Vocab, o);
           return with_cotangents(differentiable(r), k);

@@ -11,11 +11,11 @@ TEST_CASE("linear cross entropy: a token with a logit of -inf has probability 0"
   const auto p = parameters();
   const auto never = where(arange(Vocab) < 3, -INFINITY, zeros(Vocab, DType::f64));
   const auto targets = (ids() % 13 + 3).eval();
-  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
+  for (AxisSelection axes : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
     auto f = [=](const Parameters& q) {
       auto r = nn::linear_cross_entropy(
           q.x, q.w, targets, Embed, Vocab,
-          {.walked = walked, .chunks = {.chunk = 5}, .bias = never, .outputs = {.entropy = true}});
+          {.walked = axes, .chunks = {.chunk = 5}, .bias = never, .outputs = {.entropy = true}});
       return r.loss + sum(r.entropy);
     };
     same(
@@ -187,32 +187,32 @@ TEST_CASE("linear cross entropy: sampled ids do not depend on the chunk, the til
   const auto key = random::key(7);
   // The noise is a function of the token and the id, for any chunk and shard.
   const auto logits = dot(p.x, p.w, Embed) / 0.5;
-  const auto want =
+  const auto expected =
       argmax(logits + random::gumbel(key, {Tokens, Vocab}, DType::f64), Vocab).integers();
-  CHECK(random::categorical(key, logits, Vocab).integers() == want);
+  CHECK(random::categorical(key, logits, Vocab).integers() == expected);
   auto drawn = [=](const Parameters& q, nn::LinearCrossEntropyOptions o) {
     o.temperature = 0.5;
     o.outputs = {.sample = key};
     return losses(q, o).sample;
   };
-  std::vector<nn::LinearCrossEntropyOptions> cuts{
+  std::vector<nn::LinearCrossEntropyOptions> all_options{
       {.chunks = {.chunk = 5}, .vocab_chunk = 3},
       {.chunks = {.chunk = 7}, .vocab_chunk = 9},
       {.chunks = {.memory = 1024, .form = ChunkForm::tile}}};
-  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+  for (AxisSelection axes : {AxisSelection(Tokens), AxisSelection(Vocab)})
     for (std::int64_t chunk : {1, 5, 16})
       for (bool reverse : {false, true})
-        cuts.push_back({.walked = walked, .chunks = {.chunk = chunk, .reverse = reverse}});
-  for (auto& cut : cuts) {
-    CAPTURE(std::size_t(&cut - cuts.data()));
-    CHECK(drawn(p, cut).integers() == want);
-    auto once = [=](const Parameters& q) { return drawn(q, cut); };
-    CHECK(jit(once)(p).integers() == want);
+        all_options.push_back({.walked = axes, .chunks = {.chunk = chunk, .reverse = reverse}});
+  for (auto& options : all_options) {
+    CAPTURE(std::size_t(&options - all_options.data()));
+    CHECK(drawn(p, options).integers() == expected);
+    auto once = [=](const Parameters& q) { return drawn(q, options); };
+    CHECK(jit(once)(p).integers() == expected);
     for (const char* axis : {"tokens", "vocab", "embed"}) {
       CAPTURE(std::string(axis));
       CHECK(named_jit(once,
                       {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{axis, "data"}}})(p)
-                .integers() == want);
+                .integers() == expected);
     }
   }
   // Each example of a batch has its own key.
@@ -224,10 +224,11 @@ TEST_CASE("linear cross entropy: sampled ids do not depend on the chunk, the til
                                     {.chunks = {.chunk = 5}, .outputs = {.sample = k}})
         .sample;
   };
-  auto whole = [=](const NamedArray& x, const Key& k) {
+  auto unchunked = [=](const NamedArray& x, const Key& k) {
     return random::categorical(k, dot(x, p.w, Embed), Vocab);
   };
-  CHECK(vmap(one, Batch)(batched, keys).integers() == vmap(whole, Batch)(batched, keys).integers());
+  CHECK(vmap(one, Batch)(batched, keys).integers() ==
+        vmap(unchunked, Batch)(batched, keys).integers());
   // Neither logits nor noise of size tokens x vocab are materialized, also with chunked_reduce
   // itself.
   const Axis Many{"tokens", 256}, Large{"vocab", 4096};
@@ -235,10 +236,10 @@ TEST_CASE("linear cross entropy: sampled ids do not depend on the chunk, the til
   auto sample = [=](const NamedArray& a, const NamedArray& u) {
     return argmax(dot(a, u, Embed) + random::gumbel(key, {Many, Large}), Large);
   };
-  for (AxisSelection walked :
+  for (AxisSelection axes :
        {AxisSelection(Many), AxisSelection(Large), AxisSelection{"tokens", "vocab"}}) {
     auto run = jit([=](const NamedArray& a, const NamedArray& u) {
-      return chunked_reduce(walked, {.memory = 1 << 18}, sample)(a, u);
+      return chunked_reduce(axes, {.memory = 1 << 18}, sample)(a, u);
     });
     CHECK(run(x, w).integers() == sample(x, w).integers());
     CHECK(run.report().arena_bytes <= 1 << 18);
@@ -326,9 +327,9 @@ TEST_CASE("chunked: a contrastive loss with chunked similarities matches the unc
     return mean(logsumexp(similarity, Texts)) + mean(logsumexp(similarity, Images)) -
            2. * sum(where(paired, similarity, 0.)) / 12.;
   };
-  for (AxisSelector walked : {AxisSelector(Images), AxisSelector(Texts)})
+  for (AxisSelector axis : {AxisSelector(Images), AxisSelector(Texts)})
     for (std::int64_t chunk : {1, 5, 12})
-      same([=](const Towers& a) { return chunked_reduce(walked, {.chunk = chunk}, clip_loss)(a); },
+      same([=](const Towers& a) { return chunked_reduce(axis, {.chunk = chunk}, clip_loss)(a); },
            clip_loss, t);
 }
 
@@ -339,7 +340,7 @@ TEST_CASE(
       .tokens = 96, .embed = 8, .vocab = 512, .chunk = 16, .memory = 1 << 15};
   const auto p = chunked_loss::make_parameters(sizes);
   const auto targets = chunked_loss::make_ids(sizes);
-  std::vector<NamedArray> want;
+  std::vector<NamedArray> expected;
   auto ways = chunked_loss::methods(sizes);
   for (auto& more : chunked_loss::sweep(sizes)) ways.push_back(more);
   for (auto& way : ways) {
@@ -348,8 +349,8 @@ TEST_CASE(
       return value_and_grad(loss)(q, i);
     });
     auto got = flatten(step(p, targets));
-    if (want.empty()) want = got;
-    for (std::size_t k = 0; k < got.size(); ++k) CHECK(difference(got[k], want[k], 1e-6) == "");
+    if (expected.empty()) expected = got;
+    for (std::size_t k = 0; k < got.size(); ++k) CHECK(difference(got[k], expected[k], 1e-6) == "");
     const auto logits = sizes.tokens * sizes.vocab * 4;
     if (way.name.starts_with("chunked")) CHECK(step.report().arena_bytes < logits / 2);
     if (way.name == "as is") CHECK(step.report().arena_bytes >= logits);
@@ -379,12 +380,12 @@ TEST_CASE("linear cross entropy: lazy training steps with a mask match full logi
                                     {.reduction = nn::Reduction::none});
     return sum(where(mask, t, 0.)) / 100.;
   });
-  auto want = full(w);
+  auto expected = full(w);
   for (std::int64_t chunk : {0, 7, 300}) {
     nn::LinearCrossEntropyOptions o;
     if (chunk) o.chunks.chunk = chunk;
-    CHECK(difference(chunked(o)(w), want, 1e-6) == "");
-    CHECK(difference(jit(chunked(o))(w), want, 1e-6) == "");
+    CHECK(difference(chunked(o)(w), expected, 1e-6) == "");
+    CHECK(difference(jit(chunked(o))(w), expected, 1e-6) == "");
   }
 }
 

@@ -212,16 +212,16 @@ TEST_CASE("cross entropy: the chunked loss and its gradients equal the unchunked
   auto x = random::normal(random::key(0), {Batch, Long, Embed}),
        w = random::normal(random::key(1), {Vocab, Embed});
   auto ids = random::randint(random::key(2), {Batch, Long}, 0, 5);
-  auto whole = [&](const NamedArray& x, const NamedArray& w) {
+  auto unchunked = [&](const NamedArray& x, const NamedArray& w) {
     return nn::cross_entropy_loss(dot(x, w, Embed), Vocab, ids);
   };
   auto parts = [&](const NamedArray& x, const NamedArray& w) {
     return mean(nn::chunked_cross_entropy(x, w, ids, Embed, Vocab, Long, {.chunks = {.chunk = 3}}));
   };
-  close(parts(x, w), whole(x, w).doubles());
-  close(grad(parts)(x, w), grad(whole)(x, w).doubles());
+  close(parts(x, w), unchunked(x, w).doubles());
+  close(grad(parts)(x, w), grad(unchunked)(x, w).doubles());
   auto by_weight = [&](auto f) { return grad([&](const NamedArray& w) { return f(x, w); })(w); };
-  close(by_weight(parts), by_weight(whole).doubles());
+  close(by_weight(parts), by_weight(unchunked).doubles());
 }
 
 TEST_CASE("stacked blocks: init, fold and scan match a loop over single layers") {

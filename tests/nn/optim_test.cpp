@@ -59,14 +59,14 @@ TEST_CASE("adamw with clipping: matches the formulas and skips frozen and intege
   Scalar w0{1}, w1{-2}, b{0.5};
   for (int t = 1; t <= 5; ++t) {
     auto g = grad(loss)(p);
-    double gb = 2 * b.p, norm = std::sqrt(36 + 9 + gb * gb), cut = std::min(1.0, 1 / norm);
+    double gb = 2 * b.p, norm = std::sqrt(36 + 9 + gb * gb), clip = std::min(1.0, 1 / norm);
     close(optim::global_norm(g), {norm});
     auto [updates, next] = optimizer.update(g, state, p);
     p = optim::apply_updates(p, updates);
     state = next;
-    w0.step(6 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
-    w1.step(-3 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
-    b.step(gb * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
+    w0.step(6 * clip, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
+    w1.step(-3 * clip, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
+    b.step(gb * clip, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
     close(p.w, {w0.p, w1.p});
     close(p.b, {b.p});
   }
@@ -129,7 +129,7 @@ TEST_CASE("optim: parameters keep their dtype, and a step runs under jit") {
   CHECK(after.w.dtype() == DType::bf16);
   close(after.w, {0.5, 2.5}, 0.01);
   CHECK(std::get<0>(state).count.item() == 1);
-  auto [again, last] = step(after, state);
+  auto [second, last] = step(after, state);
   CHECK(std::get<0>(last).count.item() == 2);
   CHECK(step.report().traces == 1);
 }
@@ -151,14 +151,14 @@ TEST_CASE("optim: updates and states of bf16 parameters are rounded once") {
             tree);
       };
       auto g = draw(step);
-      auto [want, wide_next] = optimizer.update(wide(g), wide(state), wide(p));
+      auto [expected, wide_next] = optimizer.update(wide(g), wide(state), wide(p));
       auto [got, next] = optimizer.update(g, state, p);
       CHECK(got.dtype() == DType::bf16);
       // Each step of the chain rounds by 1 / 256.
       auto near = [](const NamedArray& x, const NamedArray& y, float steps) {
         CHECK(max(abs(x.astype(DType::f32) - y) - abs(y) * steps / 256.f).item() <= 1e-7);
       };
-      near(got, want, 2.01f);
+      near(got, expected, 2.01f);
       auto a = flatten(next), b = flatten(wide_next);
       REQUIRE(a.size() == b.size());
       for (std::size_t k = 0; k < a.size(); ++k)

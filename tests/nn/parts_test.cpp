@@ -302,9 +302,9 @@ TEST_CASE("parts: maps and functions are fields of a jit argument") {
   auto captures = e;
   captures.activation = [by = 3.](const NamedArray& v) { return v * by; };
   CHECK(there(grad(apply)(captures, x)) == paths);
-  auto said = message_of([&] { f(captures, x); });
-  CHECK(has(said, "[jit] the std::function activation cannot be compared between calls"));
-  CHECK(has(said, "StaticFunction"));
+  auto message = message_of([&] { f(captures, x); });
+  CHECK(has(message, "[jit] the std::function activation cannot be compared between calls"));
+  CHECK(has(message, "StaticFunction"));
   CHECK(f(e, x).ndim() == 0);  // without jit it works
   CHECK(
       has(message_of([&] { StaticFunction<NamedArray(const NamedArray&)>()(x); }), "it is empty"));
@@ -329,9 +329,10 @@ TEST_CASE("parts: a Jitted is named by its signature, and copies share their tra
   Sum copy = add;
   CHECK(copy.report().traces == add.report().traces);  // copies share one function
   set_devices(2);
-  Sum cut = named_jit([](const NamedArray& a, const NamedArray& b) { return a + b; },
-                      {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}});
-  CHECK(cut(ones(Embed), ones(Embed)).floats() == std::vector<float>(6, 2));
-  CHECK(has(explain(cut), "data"));
+  Sum sharded =
+      named_jit([](const NamedArray& a, const NamedArray& b) { return a + b; },
+                {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}});
+  CHECK(sharded(ones(Embed), ones(Embed)).floats() == std::vector<float>(6, 2));
+  CHECK(has(explain(sharded), "data"));
   set_devices(8);
 }

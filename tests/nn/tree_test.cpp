@@ -106,7 +106,7 @@ template <class T> bool same_statics(const T& a, const T& b) {
 }
 
 template <class T> struct One { T value; };
-template <class T> bool told_apart(const T& a, const T& b) {
+template <class T> bool distinguished(const T& a, const T& b) {
   return same_statics(One<T>{a}, One<T>{a}) && same_statics(One<T>{b}, One<T>{b}) &&
          !same_statics(One<T>{a}, One<T>{b});
 }
@@ -279,37 +279,38 @@ TEST_CASE("tree: tree_map and for_each_leaf apply a function to every leaf") {
 }
 
 TEST_CASE("tree: statics are equal if and only if the static fields are") {
-  CHECK(told_apart(1, 2));
-  CHECK(told_apart(1.0f, 2.0f));
-  CHECK(told_apart(1.0L, 2.0L));
-  CHECK(told_apart(true, false));
-  CHECK(told_apart(Mode::train, Mode::test));
-  CHECK(told_apart(DType::f32, DType::bf16));
-  CHECK(told_apart(&twice, &half));
-  CHECK(told_apart<double (*)(double)>(&twice, nullptr));
-  CHECK(told_apart(std::string("a"), std::string("b")));
-  CHECK(told_apart(Name("a"), Name("b")));
-  CHECK(told_apart(Axis("a", 1), Axis("a", 2)));
-  CHECK(told_apart(Axis("a", 1), Axis("b", 1)));
-  CHECK(told_apart(AxisSpec{{"a", 1}, {"b", 1}}, AxisSpec{{"b", 1}, {"a", 1}}));
-  CHECK(told_apart(AxisSpec{}, AxisSpec{{"b", 1}}));
-  CHECK(told_apart(AxisSelection(), AxisSelection(Names{})));
-  CHECK(told_apart(AxisSelection("a"), AxisSelection(Axis("a", 1))));
-  CHECK(told_apart(Axes{{"a", 1}}, Axes{{"a", 1}, {"b", 2}}));
-  CHECK(told_apart(std::vector<int>{1, 2}, std::vector<int>{1}));
-  CHECK(told_apart(std::vector<bool>{true, false}, std::vector<bool>{true, true}));
-  CHECK(told_apart(Strings{"ab", "c"}, Strings{"a", "bc"}));
-  CHECK(told_apart(std::array{1, 2}, std::array{1, 3}));
-  CHECK(told_apart(std::optional<int>(), std::optional<int>(0)));
-  CHECK(told_apart(std::pair(1, Mode::test), std::pair(1, Mode::train)));
-  CHECK(told_apart(Schedule(1), Schedule(2)));
-  CHECK(told_apart(Opaque(1), Opaque(2)));
-  CHECK(told_apart(Config{}, Config{2, 1e-5, "gpu"}));
+  CHECK(distinguished(1, 2));
+  CHECK(distinguished(1.0f, 2.0f));
+  CHECK(distinguished(1.0L, 2.0L));
+  CHECK(distinguished(true, false));
+  CHECK(distinguished(Mode::train, Mode::test));
+  CHECK(distinguished(DType::f32, DType::bf16));
+  CHECK(distinguished(&twice, &half));
+  CHECK(distinguished<double (*)(double)>(&twice, nullptr));
+  CHECK(distinguished(std::string("a"), std::string("b")));
+  CHECK(distinguished(Name("a"), Name("b")));
+  CHECK(distinguished(Axis("a", 1), Axis("a", 2)));
+  CHECK(distinguished(Axis("a", 1), Axis("b", 1)));
+  CHECK(distinguished(AxisSpec{{"a", 1}, {"b", 1}}, AxisSpec{{"b", 1}, {"a", 1}}));
+  CHECK(distinguished(AxisSpec{}, AxisSpec{{"b", 1}}));
+  CHECK(distinguished(AxisSelection(), AxisSelection(Names{})));
+  CHECK(distinguished(AxisSelection("a"), AxisSelection(Axis("a", 1))));
+  CHECK(distinguished(Axes{{"a", 1}}, Axes{{"a", 1}, {"b", 2}}));
+  CHECK(distinguished(std::vector<int>{1, 2}, std::vector<int>{1}));
+  CHECK(distinguished(std::vector<bool>{true, false}, std::vector<bool>{true, true}));
+  CHECK(distinguished(Strings{"ab", "c"}, Strings{"a", "bc"}));
+  CHECK(distinguished(std::array{1, 2}, std::array{1, 3}));
+  CHECK(distinguished(std::optional<int>(), std::optional<int>(0)));
+  CHECK(distinguished(std::pair(1, Mode::test), std::pair(1, Mode::train)));
+  CHECK(distinguished(Schedule(1), Schedule(2)));
+  CHECK(distinguished(Opaque(1), Opaque(2)));
+  CHECK(distinguished(Config{}, Config{2, 1e-5, "gpu"}));
   // The lengths of fields are part of the structure.
   using Two = std::pair<std::vector<int>, std::vector<int>>;
-  CHECK(told_apart(Two({1}, {}), Two({}, {1})));
-  CHECK(told_apart(std::pair<std::optional<Schedule>, std::optional<Schedule>>(Schedule(1), {}),
-                   std::pair<std::optional<Schedule>, std::optional<Schedule>>({}, Schedule(1))));
+  CHECK(distinguished(Two({1}, {}), Two({}, {1})));
+  CHECK(
+      distinguished(std::pair<std::optional<Schedule>, std::optional<Schedule>>(Schedule(1), {}),
+                    std::pair<std::optional<Schedule>, std::optional<Schedule>>({}, Schedule(1))));
 }
 
 TEST_CASE("tree: the structure is static, the arrays are not") {

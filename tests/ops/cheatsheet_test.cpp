@@ -255,9 +255,9 @@ TEST_CASE("cheatsheet: sharding") {
   const Mesh mesh = Mesh{{{"data", -1}, {"model", 2}}};
   const Mapping m{{"batch", "data"}}, params{{"embed", "data"}}, compute = m;
   CHECK(same(named_jit(f, {.mesh = mesh, .axis_resources = m})(x), tanh(x)));
-  auto apart =
+  auto separate =
       named_jit(f, {.donate = {0}, .mesh = mesh, .axis_resources = m, .in = params, .out = params});
-  CHECK(same(apart((x + 0.).eval()), tanh(x)));
+  CHECK(same(separate((x + 0.).eval()), tanh(x)));
   CHECK(same(fsdp(f, params, compute, {.mesh = mesh})(x), tanh(x)));
   CHECK(to_string(Mapping{{"batch", {"replica", "data"}}, {"mlp", "model"}}) ==
         "{batch: replica+data, mlp: model}");

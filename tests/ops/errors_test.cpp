@@ -75,8 +75,8 @@ TEST_CASE("errors: a misspelled axis suggests the nearest name") {
 TEST_CASE("errors: an axis with the wrong size is reported by the op that was called") {
   auto x = zeros({Batch, Embed});
   CHECK_ERROR("glu", nn::glu(x, Axis("embed", 6)), "(batch=4, embed=8)", "not 6");
-  auto whole = [](const NamedArray& part) { return sum(part); };
-  CHECK_ERROR("chunked_reduce", chunked_reduce(Axis("batch", 6), {.chunk = 2}, whole)(x),
+  auto total = [](const NamedArray& part) { return sum(part); };
+  CHECK_ERROR("chunked_reduce", chunked_reduce(Axis("batch", 6), {.chunk = 2}, total)(x),
               "(batch=4, embed=8)", "not 6");
   auto on_mesh = [&](auto f) {
     return shard_map(f, {.mesh = Mesh{{{"data", 1}}}, .axis_resources = Mapping{}})(x);

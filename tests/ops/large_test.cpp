@@ -97,13 +97,13 @@ TEST_CASE("large: programs over a large axis are planned and verified") {
   };
   plans(by_chunks, x);
   const Mesh mesh{{{"data", 3}}};
-  auto cut = named_jit(
+  auto sharded = named_jit(
       [=](In v) {
         return std::tuple(by_chunks(v, v), argmax(v, Big), sum(v > 0), top_k(v, Big, 2),
                           argsort(v, Big));
       },
       {.mesh = mesh, .axis_resources = Mapping{{"big", "data"}}});
-  CHECK(cut.plan(x).peak_bytes > 0);
+  CHECK(sharded.plan(x).peak_bytes > 0);
   // Positions over two axes, each of which fits in i32.
   auto flat = named_jit([](In v) { return argmax(v); },
                         {.mesh = mesh, .axis_resources = Mapping{{"a", "data"}}, .strict = true});

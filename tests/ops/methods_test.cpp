@@ -88,11 +88,11 @@ TEST_CASE("an error in a method reports the line of the call") {
   CHECK(has(message_of([&] { v.slice("b", 2, 2); }), line()));
   CHECK(has(message_of([&] { v.unflatten_axis("b", {A, A.alias("d")}); }), line()));
   CHECK(has(message_of([&] { NamedArray().sum(); }), line()));
-  for (auto& said :
+  for (auto& message :
        {message_of([&] { NamedArray().axes(); }), message_of([&] { NamedArray().dtype(); }),
         message_of([&] { NamedArray().nbytes(); }),
         message_of([&] { (void)NamedArray().has_axis("a"); })})
-    CHECK(has(said, "methods_test.cpp:"));
+    CHECK(has(message, "methods_test.cpp:"));
 }
 
 TEST_CASE("compound assignment rebinds the handle to a new array") {

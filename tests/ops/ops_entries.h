@@ -26,7 +26,7 @@ struct Sample {
 };
 inline Sample positive(const char* axes) { return {axes, 0.3, 3}; }
 inline Sample unit(const char* axes) { return {axes, -0.9, 0.9}; }
-inline Sample whole(const char* axes, int low, int high, DType dtype = DType::i32) {
+inline Sample ints(const char* axes, int low, int high, DType dtype = DType::i32) {
   return {axes, double(low), double(high), dtype};
 }
 inline Sample mask(const char* axes) { return {axes, 0, 2, DType::boolean}; }

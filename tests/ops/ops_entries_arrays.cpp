@@ -35,7 +35,7 @@ Entries reduction_entries() {
        {"b2n3", mask("n3")},
        [](In x) { return mean(x[0], "n", {.where = x[1]}); },
        "b2"},
-      {"mean of integers", {whole("b2n3", 0, 9)}, [](In x) { return mean(x[0], "b"); }, "n3", f32},
+      {"mean of integers", {ints("b2n3", 0, 9)}, [](In x) { return mean(x[0], "b"); }, "n3", f32},
       {"prod", {positive("b2n3")}, [](In x) { return prod(x[0], "n"); }, "b2"},
       {"max", {"b2n3"}, [](In x) { return max(x[0], "n"); }, "b2"},
       {"max with a mask",
@@ -43,7 +43,7 @@ Entries reduction_entries() {
        [](In x) { return max(x[0], "n", {.where = x[1]}); },
        "b2"},
       {"min", {"b2n3"}, [](In x) { return min(x[0], "b"); }, "n3"},
-      {"min of integers", {whole("b2n3", -9, 9)}, [](In x) { return min(x[0]); }, "", i32},
+      {"min of integers", {ints("b2n3", -9, 9)}, [](In x) { return min(x[0]); }, "", i32},
       {"var", {"b2n3"}, [](In x) { return var(x[0], "n"); }, "b2"},
       {"var of a sample", {"b2n3"}, [](In x) { return var(x[0], "n", {.ddof = 1}); }, "b2"},
       {"std_dev", {"b2n3"}, [](In x) { return std_dev(x[0], "n"); }, "b2"},
@@ -191,7 +191,7 @@ Entries shape_entries() {
        "b2n6"},
       {"roll", {"b2n3"}, [](In x) { return roll(x[0], 1, "n"); }, "b2n3"},
       {"roll by an array",
-       {"b2n3", whole("", -4, 4)},
+       {"b2n3", ints("", -4, 4)},
        [](In x) { return roll(x[0], x[1], "n"); },
        "b2n3"},
       {"pad",
@@ -209,26 +209,26 @@ Entries shape_entries() {
 
 Entries picking_entries() {
   return {
-      {"take", {"b2n5", whole("k4", 0, 5)}, [](In x) { return take(x[0], "n", x[1]); }, "b2k4"},
+      {"take", {"b2n5", ints("k4", 0, 5)}, [](In x) { return take(x[0], "n", x[1]); }, "b2k4"},
       {"take with a shared axis",
-       {"b2n5", whole("b2k4", 0, 5)},
+       {"b2n5", ints("b2k4", 0, 5)},
        [](In x) { return take(x[0], "n", x[1]); },
        "k4b2"},
       {"slice", {"b2n5"}, [](In x) { return slice(x[0], "n", 1, 3); }, "b2n3"},
       {"slice from an array",
-       {"b2n5", whole("", 0, 3)},
+       {"b2n5", ints("", 0, 3)},
        [](In x) { return slice(x[0], "n", x[1], 2, Name("k")); },
        "b2k2"},
       {"at", {"b2n5"}, [](In x) { return at(x[0], "n", 2); }, "b2"},
-      {"at an array", {"b2n5", whole("", 0, 5)}, [](In x) { return at(x[0], "n", x[1]); }, "b2"},
+      {"at an array", {"b2n5", ints("", 0, 5)}, [](In x) { return at(x[0], "n", x[1]); }, "b2"},
       {"updated_slice",
-       {"b2n5", "b2n2", whole("", 0, 4)},
+       {"b2n5", "b2n2", ints("", 0, 4)},
        [](In x) {
          return updated_slice(x[0], {{"n", x[2]}}, x[1]);
        },
        "b2n5"},
       {"ds",
-       {"b2n5", whole("", 0, 3)},
+       {"b2n5", ints("", 0, 3)},
        [](In x) {
          return index(x[0], {{"n", ds(x[1], Axis("m", 2))}});
        },
@@ -246,7 +246,7 @@ Entries picking_entries() {
        },
        "b2n3"},
       {"index by an array",
-       {"b2n5", whole("k4", 0, 5)},
+       {"b2n5", ints("k4", 0, 5)},
        [](In x) {
          return index(x[0], {{"n", x[1]}, {"b", 1}});
        },
@@ -258,7 +258,7 @@ Entries picking_entries() {
        },
        "b2n5"},
       {"at_add",
-       {"b2n5", whole("k4", 0, 5), "b2k4"},
+       {"b2n5", ints("k4", 0, 5), "b2k4"},
        [](In x) {
          return at_add(x[0], {{"n", x[1]}}, x[2]);
        },
@@ -297,7 +297,7 @@ Entries primitive_entries() {
        [](In x) { return NamedArray(prim::fma(x[0].node(), x[1].node(), x[2].node())); },
        "b2n3"},
       {"prim bitcast",
-       {whole("b2n3", 0, 1 << 30, u32)},
+       {ints("b2n3", 0, 1 << 30, u32)},
        [](In x) { return NamedArray(prim::bitcast(x[0].node(), f32)); },
        "b2n3",
        f32,
@@ -305,10 +305,10 @@ Entries primitive_entries() {
       {"prim place",
        {"b2k2"},
        [](In x) {
-         Axes whole = x[0].node()->axes;
-         for (auto& a : whole)
+         Axes axes = x[0].node()->axes;
+         for (auto& a : axes)
            if (a.name == Name("k")) a.size = 6;
-         return NamedArray(prim::place(x[0].node(), whole, "k", 1, 2, false));
+         return NamedArray(prim::place(x[0].node(), axes, "k", 1, 2, false));
        },
        "b2k6"},
       {"prim barrier",
@@ -328,7 +328,7 @@ Entries primitive_entries() {
        [](In x) { return NamedArray(prim::tracer(x[0].node())) * x[0]; },
        "b2n3"},
       {"prim threefry",
-       {whole("n3", 0, 1 << 30, u32), whole("n3", 0, 1 << 30, u32), whole("b2", 0, 9, u32)},
+       {ints("n3", 0, 1 << 30, u32), ints("n3", 0, 1 << 30, u32), ints("b2", 0, 9, u32)},
        [](In x) {
          auto high = prim::integer(0, u32);
          auto draw = [&](Code word) {

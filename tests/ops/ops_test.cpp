@@ -81,9 +81,9 @@ std::set<const Op*> primitives_of(const NamedArray& y) {
 }
 
 namespace {
-void check_near(const NamedArray& got, const NamedArray& want, double tolerance,
+void check_near(const NamedArray& got, const NamedArray& expected, double tolerance,
                 const std::string& what) {
-  auto wrong = difference(got, want, tolerance);
+  auto wrong = difference(got, expected, tolerance);
   CHECK_MESSAGE(wrong.empty(), what << ": " << wrong);
 }
 
@@ -126,10 +126,10 @@ template <class F> void check_gradient(const F& f, const Leaves& x, const std::s
         y[k] = array(std::span<const double>(v), x[k].axes());
         return value(y).item();
       };
-      double want = (shifted(h) - shifted(-h)) / (2 * h);
-      if (!is_near(got[i], want, 2e-7)) {
+      double expected = (shifted(h) - shifted(-h)) / (2 * h);
+      if (!is_near(got[i], expected, 2e-7)) {
         FAIL_CHECK(what << " by input " << k << ", position " << i << ": " << got[i] << ", not "
-                        << want);
+                        << expected);
         break;
       }
     }
@@ -160,12 +160,12 @@ void check_vmap(const Entry& e, bool shared) {
   if (!differentiable(e)) return;
   auto g = vmap(grad(Loss{e.f}), V)(mapped);
   for (std::size_t k = 0; k < g.size(); ++k) {
-    Leaves want;
+    Leaves expected;
     for (auto& x : each) {
       auto one = grad(Loss{e.f})(x)[k];
-      if (!one.empty()) want.push_back(one);
+      if (!one.empty()) expected.push_back(one);
     }
-    check_near(g[k], want.empty() ? NamedArray() : stack(V, want), 1e-5,
+    check_near(g[k], expected.empty() ? NamedArray() : stack(V, expected), 1e-5,
                "vmap of the gradient by input " + std::to_string(k));
   }
 }

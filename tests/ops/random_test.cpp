@@ -66,10 +66,10 @@ TEST_CASE("random: under vmap and scan each key draws from position 0") {
   auto draw = [](const Key& k) { return random::uniform(k, B); };
   Leaves each;
   for (auto& row : keys.words.unbind("a")) each.push_back(draw(Key{row}));
-  auto want = stack(A, each);
-  CHECK(difference(vmap(draw, "a")(keys), want, 0) == "");
-  CHECK(difference(map(draw, "a")(keys), want, 0) == "");
-  CHECK(difference(jit(vmap(draw, "a"))(keys), want, 0) == "");
+  auto expected = stack(A, each);
+  CHECK(difference(vmap(draw, "a")(keys), expected, 0) == "");
+  CHECK(difference(map(draw, "a")(keys), expected, 0) == "");
+  CHECK(difference(jit(vmap(draw, "a"))(keys), expected, 0) == "");
   // One key for all positions: the same values everywhere.
   auto shared = vmap([&](const NamedArray& x) { return random::uniform(random::key(1), B) + x; },
                      "a")(zeros(A));

@@ -52,7 +52,7 @@ class Drawn {
   }
   NamedArray attend(const Parts& p) const {
     auto key = p.key, value = p.value;
-    if (goes_round()) {
+    if (rotates_keys()) {
       key = shard(key, Mapping{{"k", "data"}});
       value = shard(value, Mapping{{"k", "data"}});
     }
@@ -95,11 +95,11 @@ class Drawn {
     if (!groups.empty() && around < 4 && heads == 3) weights = sum(weights, groups[0]) / 2.f;
     return dot(weights, value, K);
   }
-  bool goes_round() const {
+  bool rotates_keys() const {
     return mesh > 3;
   }  // blocks of keys rotate around the ring while queries stay sharded
   // Applies attention inside the transform that `around` selects.
-  NamedArray whole(const Parts& p) const {
+  NamedArray transformed(const Parts& p) const {
     if (around == 1) return checkpoint([this](const Parts& p) { return attend(p); })(p);
     if (around == 2 && !own.empty())
       return vmap(
@@ -212,8 +212,8 @@ class Drawn {
 
 // HALIAX_TRIALS=40 runs fewer trials.
 TEST_CASE("attention: random programs give the same values and gradients tiled and untiled") {
-  const char* asked = std::getenv("HALIAX_TRIALS");
-  const int trials = asked ? std::atoi(asked) : 500;
+  const char* requested = std::getenv("HALIAX_TRIALS");
+  const int trials = requested ? std::atoi(requested) : 500;
   int tiled = 0, both = 0, rounds = 0;
   for (int seed = 0; seed < trials; ++seed) {
     Drawn drawn{unsigned(seed)};
@@ -221,13 +221,13 @@ TEST_CASE("attention: random programs give the same values and gradients tiled a
     auto p = drawn.parts();
     auto all_of = [&](const Parts& p) {
       auto [out, g] = value_and_grad([&](const Parts& p) {
-        auto y = drawn.whole(p);
+        auto y = drawn.transformed(p);
         return std::pair{sum(sin(y) * y), y};
       })(p);
       return Leaves{out.first, out.second, g.query, g.key, g.value, g.bias};
     };
     // Tiles queries, and for odd seeds keys too.
-    JitOptions whole{.scores_budget = most_bytes}, parts{.scores_budget = -(seed % 2)};
+    JitOptions materialized{.scores_budget = most_bytes}, parts{.scores_budget = -(seed % 2)};
     if (drawn.mesh > 0) {
       const Mapping mappings[] = {{{"heads", "data"}, {"b", "model"}},
                                   {{"q", "data"}},
@@ -237,9 +237,9 @@ TEST_CASE("attention: random programs give the same values and gradients tiled a
       const bool three = drawn.mesh == 5;
       parts.mesh = three ? Mesh{{{"data", 3}}} : Mesh{{{"data", 2}, {"model", 2}}};
       parts.axis_resources = mappings[drawn.mesh - 1];
-      parts.ring = drawn.goes_round();
+      parts.ring = drawn.rotates_keys();
     }
-    auto want = jit(all_of, whole)(p);
+    auto expected = jit(all_of, materialized)(p);
     auto f = named_jit(all_of, parts);
     auto got = f(p);
     tiled += !f.report().chunked.empty();
@@ -247,10 +247,10 @@ TEST_CASE("attention: random programs give the same values and gradients tiled a
     auto sent = f.report().collectives;
     rounds +=
         std::any_of(sent.begin(), sent.end(), [](auto& m) { return m.loop.ends_with("k, data"); });
-    for (std::size_t k = 0; k < want.size(); ++k) {
+    for (std::size_t k = 0; k < expected.size(); ++k) {
       CAPTURE(k);
-      REQUIRE(got[k].axes() == want[k].axes());
-      auto far = max(abs(got[k] - want[k])).item(), most = max(abs(want[k])).item();
+      REQUIRE(got[k].axes() == expected[k].axes());
+      auto far = max(abs(got[k] - expected[k])).item(), most = max(abs(expected[k])).item();
       CHECK(far <= 1e-5 * (1 + most));
     }
   }

@@ -40,17 +40,17 @@ auto all_of(const Masked& mask) {
     return Leaves{out.first, out.second, g[0], g[1], g[2]};
   };
 }
-JitOptions cut(int devices, std::optional<std::int64_t> budget = 0) {
+JitOptions context_parallel(int devices, std::optional<std::int64_t> budget = 0) {
   return {.mesh = Mesh{{{"context", devices}}},
           .axis_resources = Mapping{{"pos", "context"}},
           .ring = true,
           .scores_budget = budget};
 }
-void agree(const Leaves& got, const Leaves& want) {
-  REQUIRE(got.size() == want.size());
-  for (std::size_t k = 0; k < want.size(); ++k) {
+void agree(const Leaves& got, const Leaves& expected) {
+  REQUIRE(got.size() == expected.size());
+  for (std::size_t k = 0; k < expected.size(); ++k) {
     CAPTURE(k);
-    CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+    CHECK(max(abs(got[k] - expected[k])).item() <= 1e-5 * (1 + max(abs(expected[k])).item()));
   }
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("context: only keys, values and their gradients rotate around the ring
   auto p = parts(Pos);
   for (int devices : {2, 3, 4}) {
     CAPTURE(devices);
-    auto f = named_jit(all_of(causal), cut(devices));
+    auto f = named_jit(all_of(causal), context_parallel(devices));
     agree(f(p), jit(all_of(causal), {.scores_budget = most_bytes})(p));
     const double block = double(Heads.size * D.size * 4 * Pos.size / devices);
     double keys = 0, gradients = 0;
@@ -83,12 +83,12 @@ TEST_CASE(
   const Axis Pos{"pos", 32768};
   const Parts p = parts(Pos);
   auto report = [&](bool ring) {
-    JitOptions o = cut(4, std::nullopt);
+    JitOptions o = context_parallel(4, std::nullopt);
     o.ring = ring;
     return named_jit(all_of(causal), o).plan(p);
   };
-  const auto asked = report(true), usual = report(false);
-  CHECK(usual.sent_bytes == asked.sent_bytes);
+  const auto requested = report(true), usual = report(false);
+  CHECK(usual.sent_bytes == requested.sent_bytes);
   // Keys and values are in one message.
   for (auto& c : usual.collectives)
     CHECK(c.bytes <= double(2 * Heads.size * D.size * 4 * Pos.size / 4));
@@ -109,7 +109,7 @@ TEST_CASE("context: in strict mode keys rotate even if gathers would communicate
   auto slope = [=](const NamedArray& x, const NamedArray& w) {
     return grad([=](const NamedArray& x) { return sum(sin(layers(x, w))); })(x);
   };
-  auto o = cut(4);
+  auto o = context_parallel(4);
   o.ring = false;
   auto usual = named_jit(slope, o);
   o.strict = true;
@@ -137,7 +137,7 @@ TEST_CASE(
     auto q = dot(p[0], p[1], Embed) * 0.3f, k = rename(dot(p[0], p[2], Embed) * 0.3f, Pos, KPos);
     return nn::dot_product_attention(KPos, D, q, k, sin(k), {.mask = nn::causal_mask(Pos, KPos)});
   };
-  JitOptions o = cut(3, 1000);
+  JitOptions o = context_parallel(3, 1000);
   o.mesh = Mesh{{{"context", 3}, {"model", 2}}};
   o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
   for (bool ring : {false, true}) {
@@ -157,7 +157,7 @@ TEST_CASE(
   const Axis Pos{"pos", 12}, Batch{"batch", 2}, One{"heads", 1};
   auto p = parts(Pos, One);
   for (auto& x : p) x = (broadcast_axis(x, Batch) * (1 + arange(Batch).astype(DType::f32))).eval();
-  auto o = cut(3);
+  auto o = context_parallel(3);
   o.mesh = Mesh{{{"context", 3}, {"model", 2}}};
   o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
   agree(named_jit(all_of(causal), o)(p), jit(all_of(causal))(p));
@@ -197,8 +197,9 @@ TEST_CASE("context: dropout, and f32 scores of bf16 queries, use at most twice t
   for (auto kind : {Kind::plain, Kind::drops, Kind::widens}) {
     CAPTURE(int(kind));
     auto p = parts(Short);
-    agree(named_jit(slopes(kind), cut(4))(p), jit(slopes(kind), {.scores_budget = most_bytes})(p));
-    auto bytes = named_jit(slopes(kind), cut(4, std::nullopt))
+    agree(named_jit(slopes(kind), context_parallel(4))(p),
+          jit(slopes(kind), {.scores_budget = most_bytes})(p));
+    auto bytes = named_jit(slopes(kind), context_parallel(4, std::nullopt))
                      .plan(kind == Kind::widens ? narrow(parts(Long)) : parts(Long))
                      .arena_bytes;
     if (kind == Kind::plain) plain = bytes;
@@ -215,7 +216,7 @@ TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
     return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) - arange(KPos) < 7);
   };
   auto blocks_sent = [&](const Masked& mask) {
-    auto f = named_jit(all_of(mask), cut(devices));
+    auto f = named_jit(all_of(mask), context_parallel(devices));
     agree(f(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
     for (auto& c : f.report().collectives)
       CHECK(c.at_most == (c.kind == "ring" || c.kind == "reduce-scatter"));
@@ -249,10 +250,10 @@ TEST_CASE("context: bf16 blocks rotate as bf16, and their gradients as f32 that 
   auto p = parts(Pos);
   for (auto& x : p) x = astype(x, DType::bf16).eval();
   const int devices = 4;
-  auto f = named_jit(all_of(causal), cut(devices));
-  auto got = f(p), want = jit(all_of(causal), {.scores_budget = most_bytes})(p);
-  for (std::size_t k = 0; k < want.size(); ++k)
-    CHECK(max(abs(got[k] - want[k])).item() <= 1e-2 * (1 + max(abs(want[k])).item()));
+  auto f = named_jit(all_of(causal), context_parallel(devices));
+  auto got = f(p), expected = jit(all_of(causal), {.scores_budget = most_bytes})(p);
+  for (std::size_t k = 0; k < expected.size(); ++k)
+    CHECK(max(abs(got[k] - expected[k])).item() <= 1e-2 * (1 + max(abs(expected[k])).item()));
   const double block = double(Heads.size * D.size * 2 * Pos.size / devices);
   double keys = 0, gradients = 0;
   const auto report = f.report();
@@ -267,7 +268,8 @@ TEST_CASE("context: bf16 blocks rotate as bf16, and their gradients as f32 that 
 }
 
 TEST_CASE("context: a shard with a prime number of positions is one chunk") {
-  const auto report = named_jit(all_of(causal), cut(3)).plan(parts(Axis{"pos", 3 * 683}));
+  const auto report =
+      named_jit(all_of(causal), context_parallel(3)).plan(parts(Axis{"pos", 3 * 683}));
   auto queries = std::find_if(report.chunked.begin(), report.chunked.end(),
                               [](auto& c) { return c.axis == "pos"; });
   REQUIRE(queries != report.chunked.end());
@@ -286,11 +288,11 @@ TEST_CASE("context: masked blocks introduce no NaN") {
         return (arange(KPos) < 3) & (broadcast_axis(arange(Pos), KPos) > 2);
       }};
   for (auto& mask : masks) {
-    auto want = jit(all_of(mask), {.scores_budget = most_bytes})(p);
+    auto expected = jit(all_of(mask), {.scores_budget = most_bytes})(p);
     test::Nans nans;
     for (int devices : {1, 2, 4}) {
       CAPTURE(devices);
-      agree(named_jit(all_of(mask), cut(devices))(p), want);
+      agree(named_jit(all_of(mask), context_parallel(devices))(p), expected);
     }
   }
 }
@@ -298,7 +300,7 @@ TEST_CASE("context: masked blocks introduce no NaN") {
 TEST_CASE("context: memory depends only on the positions per device") {
   std::vector<std::int64_t> arenas;
   for (int devices : {4, 6, 8}) {
-    auto f = named_jit(all_of(causal), cut(devices));
+    auto f = named_jit(all_of(causal), context_parallel(devices));
     f.plan(parts(Axis("pos", 64 * devices)));
     arenas.push_back(f.report().arena_bytes);
   }
@@ -309,7 +311,7 @@ TEST_CASE("context: memory depends only on the positions per device") {
 TEST_CASE("context: blocks that would be large for all heads are sent head by head") {
   const Axis Pos{"pos", 1536}, Many{"heads", 12}, Wide{"d", 64};
   auto p = parts(Pos, Many, Wide);
-  auto f = named_jit(all_of(causal), cut(2, {}));
+  auto f = named_jit(all_of(causal), context_parallel(2, {}));
   agree(f(p), jit(all_of(causal))(p));
   const auto report = f.report();
   int rings = 0;
@@ -344,7 +346,7 @@ TEST_CASE("context: all kinds of masks work with sharded heads too") {
       [&](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (position(Pos, KPos) > 5); },
   };
   for (auto& mask : masks) {
-    JitOptions o = cut(2);
+    JitOptions o = context_parallel(2);
     o.mesh = Mesh{{{"context", 2}, {"model", 2}}};
     o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
     agree(named_jit(all_of(mask), o)(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
@@ -369,10 +371,10 @@ TEST_CASE("context: zigzag order balances the work of the devices") {
   auto p = parts(Pos);
   Parts reordered;
   for (std::size_t k = 0; k < p.size(); ++k) reordered[k] = take(p[k], "pos", order);
-  auto f = named_jit(all_of(mask), cut(devices, 8 << 20));
-  auto got = f(reordered), want = jit(all_of(causal))(p);
-  for (std::size_t k = 1; k < want.size(); ++k) want[k] = take(want[k], "pos", order);
-  agree(got, want);
+  auto f = named_jit(all_of(mask), context_parallel(devices, 8 << 20));
+  auto got = f(reordered), expected = jit(all_of(causal))(p);
+  for (std::size_t k = 1; k < expected.size(); ++k) expected[k] = take(expected[k], "pos", order);
+  agree(got, expected);
 
   double made = 0;
   for (auto& s : profile(f, reordered).steps) made += s.flops;
@@ -407,15 +409,15 @@ TEST_CASE("context: a GPT-2 with sharded positions has the losses of one device"
     }
     return out;
   };
-  auto want = losses(jit(step));
+  auto expected = losses(jit(step));
   for (auto& [mesh, mapping] : {std::pair{Mesh{{{"context", 4}}}, Mapping{{"position", "context"}}},
                                 std::pair{Mesh{{{"data", 2}, {"context", 2}}},
                                           Mapping{{"batch", "data"}, {"position", "context"}}}}) {
     JitOptions o{.mesh = mesh, .axis_resources = mapping, .ring = true, .scores_budget = 0};
     auto f = named_jit(step, o);
     auto got = losses(f);
-    for (std::size_t i = 0; i < want.size(); ++i)
-      CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-5));
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-5));
     auto sent = f.report().collectives;
     CHECK(std::any_of(sent.begin(), sent.end(), [](auto& c) { return c.kind == "ring"; }));
     CHECK(std::none_of(sent.begin(), sent.end(), [](auto& c) {

@@ -48,10 +48,10 @@ TEST_CASE("proof: fsdp communicates each weight twice, each gradient once, and n
     // In layers, weights are gathered again for the gradient. The bias of the attention output is
     // too, since the residual is recomputed from it.
     const bool in_layer = a.has_axis("layers"),
-               again = path.ends_with("weight") || path.ends_with("attn.c_proj.bias");
+               regathered = path.ends_with("weight") || path.ends_with("attn.c_proj.bias");
     forward += bytes / 2;
     scattered += bytes / 2;
-    if (in_layer && again) backward += bytes / 2;
+    if (in_layer && regathered) backward += bytes / 2;
     if (in_layer) layer += bytes / double(gpt.config.num_layers);
   }
   CHECK(step.report().sent_bytes == forward + backward + scattered + reduced);
@@ -78,10 +78,10 @@ TEST_CASE("proof: fsdp uses less memory per device than one device, with the sam
   const auto ids = gpt.ids();
   const auto two = named_jit(gradients, on_two());
   const auto one = jit(gradients);
-  const auto got = flatten(two(model, ids)), want = flatten(one(model, ids));
-  REQUIRE(got.size() == want.size());
+  const auto got = flatten(two(model, ids)), expected = flatten(one(model, ids));
+  REQUIRE(got.size() == expected.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
-    const auto a = got[k].doubles(), b = want[k].doubles();
+    const auto a = got[k].doubles(), b = expected[k].doubles();
     for (std::size_t i = 0; i < a.size(); ++i)
       REQUIRE(std::abs(a[i] - b[i]) <= 1e-6 * std::max(1., std::abs(b[i])));
   }
@@ -129,13 +129,13 @@ Blocks gradient(const Blocks& b, const NamedArray& x, bool remade) {
 }
 auto descent(bool remade, int microbatches = 1) {
   return [=](const Blocks& b, const NamedArray& x) {
-    auto turn = [&](const Blocks& so_far, const NamedArray& part) {
+    auto body = [&](const Blocks& so_far, const NamedArray& part) {
       return each_of(so_far, gradient(b, part, remade), [](auto& a, auto& g) { return a + g; });
     };
     const Axis micro{"micro", microbatches}, rows = x.resolve_axis("batch");
     auto g = microbatches == 1
                  ? gradient(b, x, remade)
-                 : fold(turn, micro)(
+                 : fold(body, micro)(
                        each_of(b, b, [](auto& w, auto&) { return zeros_like(w); }),
                        unflatten_axis(x, "batch", {rows.resize(rows.size / microbatches), micro}));
     return each_of(b, g, [](auto& w, auto& g) { return w - 0.1 * g; });
@@ -219,14 +219,14 @@ TEST_CASE(
     "for the backward pass updates them as one device does") {
   const auto b = blocks(6);
   const auto x = random::normal(random::key(99), {Rows, Wide}).eval();
-  const auto want = jit(descent(false))(b, x);
+  const auto expected = jit(descent(false))(b, x);
   for (bool remade : {false, true}) {
     auto options = by_two();
     options.donate.clear();
     const auto got = named_jit(descent(remade), options)(b, x);
     for (std::size_t k = 0; k < b.up.size(); ++k) {
-      CHECK(difference(got.up[k], want.up[k], 1e-6) == "");
-      CHECK(difference(got.down[k], want.down[k], 1e-6) == "");
+      CHECK(difference(got.up[k], expected.up[k], 1e-6) == "");
+      CHECK(difference(got.down[k], expected.down[k], 1e-6) == "");
     }
   }
 }
@@ -234,7 +234,7 @@ TEST_CASE(
 TEST_CASE(
     "proof: fsdp of layers written out, in microbatches, stays within the same memory bound") {
   const auto x = eval_shape([] { return zeros({Rows.resize(4096), Wide}); });
-  const double each = kWeight / 2, turns = 4;
+  const double each = kWeight / 2, iterations = 4;
   for (bool remade : {false, true}) {
     CAPTURE(remade);
     const int n = 12;
@@ -242,7 +242,8 @@ TEST_CASE(
     const auto r = named_jit(descent(remade, 4), by_two()).plan(b, x);
     // Eight weights stay unsharded; the others are gathered twice per iteration. Each gradient is
     // scattered once per iteration.
-    CHECK(r.sent_bytes == 8 * each + (2 * n - 8) * 2 * turns * each + 2 * n * turns * each);
+    CHECK(r.sent_bytes ==
+          8 * each + (2 * n - 8) * 2 * iterations * each + 2 * n * iterations * each);
     // The sums of gradients add to the memory.
     const double stream = 512. * 512 * 4, hidden = 512. * 2048 * 4, parts = 2 * 2 * n * each;
     CHECK(r.peak_bytes < parts + n * (stream + (remade ? 0 : hidden)) + (8 + 8 + 3) * kWeight);
@@ -255,24 +256,24 @@ TEST_CASE(
     return std::pair{descent(false, 4)(b, x), loss_of(b, x)};
   };
   const auto r = named_jit(with_loss, options).plan(b, x);
-  CHECK(r.sent_bytes == 8 * each + 16 * (2 * turns + 1) * each + 24 * turns * each + 4);
+  CHECK(r.sent_bytes == 8 * each + 16 * (2 * iterations + 1) * each + 24 * iterations * each + 4);
   CHECK(r.peak_bytes < named_jit(descent(false, 4), by_two()).plan(b, x).peak_bytes + 5 * kWeight);
   const auto few = eval_shape([] { return blocks(4); });  // 32 MiB
   CHECK(named_jit(descent(false, 4), by_two()).plan(few, x).sent_bytes ==
-        8 * each + 8 * turns * each);
+        8 * each + 8 * iterations * each);
 }
 
 TEST_CASE("proof: fsdp of layers written out, in microbatches, has the results of one device") {
   const auto b = blocks(6);
   const auto x = random::normal(random::key(99), {Rows, Wide}).eval();
-  const auto want = jit(descent(false, 4))(b, x);
+  const auto expected = jit(descent(false, 4))(b, x);
   for (bool remade : {false, true}) {
     auto options = by_two();
     options.donate.clear();
     const auto got = named_jit(descent(remade, 4), options)(b, x);
     for (std::size_t k = 0; k < b.up.size(); ++k) {
-      CHECK(difference(got.up[k], want.up[k], 1e-6) == "");
-      CHECK(difference(got.down[k], want.down[k], 1e-6) == "");
+      CHECK(difference(got.up[k], expected.up[k], 1e-6) == "");
+      CHECK(difference(got.down[k], expected.down[k], 1e-6) == "");
     }
   }
 }
@@ -290,19 +291,19 @@ TEST_CASE(
                            .out = parameters};
   SUBCASE("recurrent") {
     struct Cell {
-      NamedArray in, again, out;
+      NamedArray in, recurrent, out;
     };
     const auto w = eval_shape([&] {
       return Cell{zeros({state, same}), zeros({state, same}), zeros({state, same})};
     });
     auto step = [&](const Cell& c, const NamedArray& x) {
       auto loss = [&](const Cell& c) {
-        auto turn = [&](const NamedArray& h, const NamedArray& x) {
-          auto s =
-              tanh(dot(x, c.in, "embed") + dot(rename(h, {{"state", "embed"}}), c.again, "embed"));
+        auto body = [&](const NamedArray& h, const NamedArray& x) {
+          auto s = tanh(dot(x, c.in, "embed") +
+                        dot(rename(h, {{"state", "embed"}}), c.recurrent, "embed"));
           return tanh(dot(rename(s, {{"state", "embed"}}), c.out, "embed"));
         };
-        return mean(square(fold(turn, position, {.checkpoint = ScanCheckpoint(true)})(
+        return mean(square(fold(body, position, {.checkpoint = ScanCheckpoint(true)})(
                         zeros({rows, same}), x)))
             .scalar();
       };

@@ -44,7 +44,8 @@ TEST_CASE("generate: GPT-2 generates the same tokens with a cache as without one
           return logits_of(m, broadcast_axis(id, Axis("position", 1)), cache, ones({}, DType::i32));
         },
         {.donate = {2}});
-    auto whole = jit([](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) { return m(ids); });
+    auto full_sequence =
+        jit([](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) { return m(ids); });
 
     std::vector<std::int32_t> text{7, 11, 3};
     auto padded = [&] {
@@ -55,10 +56,10 @@ TEST_CASE("generate: GPT-2 generates the same tokens with a cache as without one
     auto last = prefill(model, padded(), full({}, 3, DType::i32));
     std::vector<int> seen;
     while (text.size() < 40) {
-      auto want = at(whole(model, padded()), "position", int(text.size()) - 1);
-      CHECK(max(abs(last.logits - want)).item() < 1e-4 * max(abs(want)).item());
+      auto expected = at(full_sequence(model, padded()), "position", int(text.size()) - 1);
+      CHECK(max(abs(last.logits - expected)).item() < 1e-4 * max(abs(expected)).item());
       auto id = argmax(last.logits, "vocab");
-      CHECK(id.item() == argmax(want, "vocab").item());
+      CHECK(id.item() == argmax(expected, "vocab").item());
       text.push_back(std::int32_t(id.item()));
       seen.push_back(text.back());
       last = decode(model, id, last.cache);

@@ -57,8 +57,10 @@ template <class F> auto with_gradients(F f) {
 // makes the loss chunked.
 template <class F, class G> void check_values(F f, G reference) {
   auto [in, t] = make({16, 32, 6, 10007}, DType::f64);
-  auto got = flatten(with_gradients(f)(in, t)), want = flatten(with_gradients(reference)(in, t));
-  for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], want[k], 1e-12) == "");
+  auto got = flatten(with_gradients(f)(in, t)),
+       expected = flatten(with_gradients(reference)(in, t));
+  for (std::size_t k = 0; k < expected.size(); ++k)
+    CHECK(difference(got[k], expected[k], 1e-12) == "");
 }
 // Checks the plan for a number of tokens whose logits exceed the budget.
 constexpr Sizes many{128, 32, 64, 32768};

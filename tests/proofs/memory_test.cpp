@@ -51,10 +51,10 @@ TEST_CASE("proof: a chunked loss holds one chunk of logits, forward and backward
     // The gradient of the logits reuses their memory.
     CHECK(arena_of(flatten(value_and_grad(loss)(p))) == logits + losses);
   }
-  auto whole = [=](const Parameters& q) {
+  auto unchunked = [=](const Parameters& q) {
     return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids);
   };
-  CHECK(arena_of(flatten(value_and_grad(whole)(p))) >= Tokens.size * Vocab.size * 4);
+  CHECK(arena_of(flatten(value_and_grad(unchunked)(p))) >= Tokens.size * Vocab.size * 4);
 }
 
 TEST_CASE("proof: a chunked loss with scratch memory has no buffer of tokens x vocab") {

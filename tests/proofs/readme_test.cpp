@@ -81,9 +81,9 @@ TEST_CASE("readme: vmap, scan, chunked_reduce and an error message work as docum
   CHECK(total.floats() == std::vector<float>(6, 4));
   CHECK(to_string(before.axes()) == "(position=4, batch=2, embed=3)");
 
-  auto walked =
+  auto chunked =
       chunked_reduce(Pos, {.chunk = 3}, [](const NamedArray& part) { return mean(part); })(x);
-  CHECK(walked.item() == 1);
+  CHECK(chunked.item() == 1);
 
   try {
     (void)dot(x, w, "embd");

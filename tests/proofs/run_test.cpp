@@ -85,7 +85,7 @@ TEST_CASE("proof: a GPT-2 training step has no allocations other than those insi
 
 TEST_CASE("proof: results are bitwise identical with 1, 2 and 4 threads") {
   const auto optimizer = optim::adamw();
-  std::vector<std::vector<std::byte>> want;
+  std::vector<std::vector<std::byte>> expected;
   for (int threads : {1, 2, 4}) {
     CAPTURE(threads);
     set_threads(threads);
@@ -99,8 +99,8 @@ TEST_CASE("proof: results are bitwise identical with 1, 2 and 4 threads") {
     std::vector<std::vector<std::byte>> got;
     for (auto& leaf : flatten(std::tuple(loss, model, state)))
       if (!leaf.empty()) got.push_back(leaf.bytes());
-    if (threads == 1) want = got;
-    CHECK(got == want);
+    if (threads == 1) expected = got;
+    CHECK(got == expected);
   }
   set_threads(0);
 }

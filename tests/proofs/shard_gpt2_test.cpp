@@ -86,14 +86,14 @@ std::vector<double> losses(const Way* way, const Extras& extras) {
     auto [l, grads] = value_and_grad(loss)(m, ids);
     if (Micro.size > 1) {
       using Sums = std::pair<NamedArray, Model>;
-      auto turn = [&](const Sums& sums, const NamedArray& ids) {
+      auto body = [&](const Sums& sums, const NamedArray& ids) {
         auto all = flatten(sums);
         auto more = flatten(Sums(value_and_grad(loss)(m, ids)));
         for (std::size_t k = 0; k < all.size(); ++k) all[k] = all[k] + more[k] / double(Micro.size);
         return unflatten(sums, all);
       };
       auto none = Sums(zeros({}), tree_map([](const NamedArray& x) { return zeros_like(x); }, m));
-      std::tie(l, grads) = fold(turn, Micro)(
+      std::tie(l, grads) = fold(body, Micro)(
           none, unflatten_axis(ids, Batch, {Batch.resize(Batch.size / Micro.size), Micro}));
     }
     auto [updates, next] = optimizer.update(grads, s, m);
@@ -125,14 +125,14 @@ std::vector<double> losses(const Way* way, const Extras& extras) {
 
 void agree(const Extras& extras, std::size_t every = 1) {
   // Dropout masks are drawn for each microbatch.
-  const auto want = losses(nullptr, {.microbatches = extras.microbatches});
+  const auto expected = losses(nullptr, {.microbatches = extras.microbatches});
   for (std::size_t n = 0; n < ways().size(); n += every) {
     auto& way = ways()[n];
     CAPTURE(std::string(way.name));
     const auto got = losses(&way, extras);
-    for (std::size_t k = 0; k < want.size(); ++k) {
+    for (std::size_t k = 0; k < expected.size(); ++k) {
       CAPTURE(k);
-      CHECK(std::abs(got[k] - want[k]) <= 1e-5 * std::abs(want[k]));
+      CHECK(std::abs(got[k] - expected[k]) <= 1e-5 * std::abs(expected[k]));
     }
   }
 }

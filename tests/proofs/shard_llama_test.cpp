@@ -43,7 +43,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 // Returns the number of slots with this many bytes that one loop over the layers writes and the
 // other one reads.
-std::int64_t kept_by_layers(const JitReport& r, std::int64_t bytes) {
+std::int64_t saved_by_layers(const JitReport& r, std::int64_t bytes) {
   std::int64_t n = 0;
   const auto lines = lines_of(r.program);
   for (auto& line : lines) {
@@ -51,9 +51,9 @@ std::int64_t kept_by_layers(const JitReport& r, std::int64_t bytes) {
     if (!std::regex_search(line, slot,
                            std::regex("^slot (\\d+): " + std::to_string(bytes) + " bytes")))
       continue;
-    auto used = [&](const std::string& turn) {
+    auto used = [&](const std::string& index) {
       return std::any_of(lines.begin(), lines.end(), [&](auto& l) {
-        return l.find("%" + slot[1].str() + "+" + turn) != l.npos;
+        return l.find("%" + slot[1].str() + "+" + index) != l.npos;
       });
     };
     n += used("i0*") && used("i1*");
@@ -119,7 +119,7 @@ TEST_CASE("proof: a llama communicates and saves the expected bytes in each mode
   CHECK(plans[4].peak_bytes < plans[6].peak_bytes);
   CHECK(plans[6].peak_bytes < plans[2].peak_bytes);
   // Gate and up are saved, and their elementwise product is not.
-  CHECK(kept_by_layers(plans[4], 4 * layers * c.Batch.size * c.Pos.size * c.Mlp.size / 4) == 2);
+  CHECK(saved_by_layers(plans[4], 4 * layers * c.Batch.size * c.Pos.size * c.Mlp.size / 4) == 2);
 }
 TEST_CASE("proof: the maximum of memory over time is the planned peak, in every mode") {
   for (std::int64_t layers : {2, 2000}) {

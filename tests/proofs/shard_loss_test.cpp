@@ -33,7 +33,7 @@ NamedArray hidden(const Parameters& p, const NamedArray& ids) {
   auto x = take(p.embedding, "vocab", ids);
   return standardize(x + dot(nn::gelu(dot(x, p.up, Embed)), p.down, Mlp), Embed);
 }
-NamedArray whole_loss(const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
+NamedArray unchunked_loss(const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
   auto& head = p.head ? *p.head : p.embedding;
   return nn::cross_entropy_loss(dot(hidden(p, ids), head, Embed), "vocab", targets);
 }
@@ -65,9 +65,9 @@ const std::vector<Way> ways{
      {{"batch", "data"}, {"position", "model"}}},
 };
 
-void close(const NamedArray& got, const NamedArray& want) {
-  REQUIRE(got.axes() == want.axes());
-  auto a = got.doubles(), b = want.doubles();
+void close(const NamedArray& got, const NamedArray& expected) {
+  REQUIRE(got.axes() == expected.axes());
+  auto a = got.doubles(), b = expected.doubles();
   double most = 0;
   for (double x : b) most = std::max(most, std::abs(x));
   double worst = 0;
@@ -80,8 +80,8 @@ void close(const NamedArray& got, const NamedArray& want) {
 TEST_CASE(
     "proof: the chunked loss on a mesh has the loss "
     "and gradients of full logits, tied and untied") {
-  struct Cut {
-    AxisSelection walked;
+  struct Split {
+    AxisSelection axes;
     std::int64_t chunk, vocab_chunk;
   };
   for (auto& vocab : {Vocab, Odd})
@@ -89,23 +89,23 @@ TEST_CASE(
       const auto p = drawn(vocab, tied);
       const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(vocab.size)),
                  next = roll(ids, -1, Pos);
-      const auto want = flatten(jit(value_and_grad(whole_loss))(p, ids, next));
-      int turn = 0;
+      const auto expected = flatten(jit(value_and_grad(unchunked_loss))(p, ids, next));
+      int count = 0;
       for (auto& way : ways) {
-        const Cut cuts[] = {
+        const Split splits[] = {
             {"position", 5, 0}, {{"batch", "position"}, 16, 0}, {"position", 3, 16}};
-        const auto& cut = cuts[std::size_t(turn++ % 3)];
+        const auto& split = splits[std::size_t(count++ % 3)];
         CAPTURE(std::string(way.name));
         CAPTURE(tied);
         CAPTURE(vocab.size);
-        CAPTURE(cut.chunk);
+        CAPTURE(split.chunk);
         auto loss = [&](const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
           axis_mapping scope(way.inside);
           return nn::linear_cross_entropy(hidden(p, ids), p.head ? *p.head : p.embedding, targets,
                                           Embed, "vocab",
-                                          {.walked = cut.walked,
-                                           .chunks = {.chunk = cut.chunk},
-                                           .vocab_chunk = cut.vocab_chunk})
+                                          {.walked = split.axes,
+                                           .chunks = {.chunk = split.chunk},
+                                           .vocab_chunk = split.vocab_chunk})
               .loss;
         };
         JitOptions options{.mesh = way.mesh, .axis_resources = way.parameters};
@@ -113,8 +113,8 @@ TEST_CASE(
         auto f = named_jit(value_and_grad(loss), options);
         const auto got = flatten(f(p, ids, next));
         CHECK(f.report().loops > 0);
-        REQUIRE(got.size() == want.size());
-        for (std::size_t k = 0; k < got.size(); ++k) close(got[k], want[k]);
+        REQUIRE(got.size() == expected.size());
+        for (std::size_t k = 0; k < got.size(); ++k) close(got[k], expected[k]);
       }
     }
 }
@@ -126,11 +126,11 @@ TEST_CASE(
   const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)),
              next = roll(ids, -1, Pos);
   for (auto& inside : {Mapping{{"batch", "data"}}, Mapping{{"position", "data"}}}) {
-    auto sent = [&](const AxisSelection& walked, std::int64_t chunk) {
+    auto sent = [&](const AxisSelection& axes, std::int64_t chunk) {
       auto loss = [&](const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
         axis_mapping scope(inside);
         return nn::linear_cross_entropy(hidden(p, ids), p.embedding, targets, Embed, "vocab",
-                                        {.walked = walked, .chunks = {.chunk = chunk}})
+                                        {.walked = axes, .chunks = {.chunk = chunk}})
             .loss;
       };
       JitOptions options{.mesh = data, .axis_resources = Mapping{}};
@@ -154,18 +154,18 @@ TEST_CASE("proof: a mask adds no communication") {
   const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)),
              next = roll(ids, -1, Pos);
   const auto mask = (random::uniform(random::key(6), {Batch, Pos}) < 0.4).eval();
-  const auto want = flatten(
+  const auto expected = flatten(
       jit(value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& targets) {
         auto logits = dot(hidden(q, i), q.embedding, Embed);
         return nn::cross_entropy_loss(logits, "vocab", targets, {.where = mask});
       }))(p, ids, next));
   for (auto& way : ways)
-    for (AxisSelection walked : {AxisSelection("position"), AxisSelection({"batch", "position"})}) {
+    for (AxisSelection axes : {AxisSelection("position"), AxisSelection({"batch", "position"})}) {
       CAPTURE(std::string(way.name));
       auto sent = [&](bool masked) {
         auto loss = [&](const Parameters& q, const NamedArray& i, const NamedArray& targets) {
           axis_mapping scope(way.inside);
-          nn::LinearCrossEntropyOptions o{.walked = walked, .chunks = {.chunk = 5}};
+          nn::LinearCrossEntropyOptions o{.walked = axes, .chunks = {.chunk = 5}};
           if (masked) o.mask = mask;
           return nn::linear_cross_entropy(hidden(q, i), q.embedding, targets, Embed, "vocab", o)
               .loss;
@@ -174,7 +174,7 @@ TEST_CASE("proof: a mask adds no communication") {
         options.in = Mappings::of_each({way.parameters, way.inside, way.inside});
         auto f = named_jit(value_and_grad(loss), options);
         const auto got = flatten(f(p, ids, next));
-        for (std::size_t k = 0; masked && k < got.size(); ++k) close(got[k], want[k]);
+        for (std::size_t k = 0; masked && k < got.size(); ++k) close(got[k], expected[k]);
         return f.report().sent_bytes;
       };
       CHECK(sent(true) == sent(false));

@@ -103,7 +103,7 @@ class Maker {
                                                                {"split", &Maker::split},
                                                                {"join", &Maker::joined},
                                                                {"move", &Maker::moved},
-                                                               {"cut", &Maker::cut},
+                                                               {"cut", &Maker::part},
                                                                {"mask", &Maker::masked},
                                                                {"draw", &Maker::drawn},
                                                                {"scan", &Maker::scanned},
@@ -411,7 +411,7 @@ class Maker {
         return Value{roll(v.x, sum(dice.one_of(ids)), *a), v.exact};
     }
   }
-  Made cut() {
+  Made part() {
     auto v = this->any();
     auto a = axis(v.x);
     if (!a || a->size < 2) return {};
@@ -471,11 +471,11 @@ class Maker {
     };
     auto start = mean(v.x, *a);
     bool sums = dice.chance(40), reverse = dice.chance(30), last = dice.chance(50);
-    auto turn = [=](const NamedArray& h, const NamedArray& x) {
+    auto body = [=](const NamedArray& h, const NamedArray& x) {
       auto next = sums ? h + x * 0.25 : tanh(h + x);
       return std::pair{next, over(x).empty() ? next * 0.5 : mean(next, over(x)) + next * 0.5};
     };
-    auto [state, out] = scan(turn, *a, {.checkpoint = policy(), .reverse = reverse})(start, v.x);
+    auto [state, out] = scan(body, *a, {.checkpoint = policy(), .reverse = reverse})(start, v.x);
     return Value{last ? state : out, false};
   }
   // Maps over the positions of an axis one by one, or sums the results.
@@ -510,11 +510,11 @@ class Maker {
     for (auto& p : floats)
       if (p.x.axes() == make_axes(layers, *a, hidden)) w = p.x;
     auto x = v.x;
-    auto turn = [=](const NamedArray& h, const NamedArray& w) {
+    auto body = [=](const NamedArray& h, const NamedArray& w) {
       auto inner = tanh(dot(h, w, *a));
       return (h + rearrange(dot(inner, w, hidden), names_of(h)) * 0.2) * 0.9;
     };
-    return Value{fold(turn, layers, {.checkpoint = policy()})(x, w), false};
+    return Value{fold(body, layers, {.checkpoint = policy()})(x, w), false};
   }
   static Names names_of(const NamedArray& x) {
     Names out;
@@ -573,8 +573,8 @@ class Maker {
     for (auto& b : v.x.axes())
       if (b.name != a->name) tokens.push_back(b);
     auto targets = random::randint(random::key(8), tokens, 0, int(vocab.size));
-    auto walked = dice.one_of(tokens);
-    return Value{nn::chunked_cross_entropy(v.x, w, targets, *a, vocab, walked,
+    auto chunked_axis = dice.one_of(tokens);
+    return Value{nn::chunked_cross_entropy(v.x, w, targets, *a, vocab, chunked_axis,
                                            {.chunks = {.chunk = dice.between(1, 4)}}) *
                      0.3,
                  false};
@@ -674,19 +674,19 @@ struct Drawn {
   }
 };
 
-std::string difference(const NamedArray& got, const NamedArray& want, bool exact) {
-  if (got.empty() && want.empty()) return "";
-  if (got.axes() != want.axes())
-    return haliax::to_string(got.axes()) + ", not " + haliax::to_string(want.axes());
-  if (exact && got.bytes() == want.bytes()) return "";
-  auto a = got.doubles(), b = want.doubles();
+std::string difference(const NamedArray& got, const NamedArray& expected, bool exact) {
+  if (got.empty() && expected.empty()) return "";
+  if (got.axes() != expected.axes())
+    return haliax::to_string(got.axes()) + ", not " + haliax::to_string(expected.axes());
+  if (exact && got.bytes() == expected.bytes()) return "";
+  auto a = got.doubles(), b = expected.doubles();
   double scale = 1;
   for (double v : b)
     if (std::isfinite(v)) scale = std::max(scale, std::abs(v));
   for (std::size_t i = 0; i < a.size(); ++i) {
     bool same = a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]));
     if (!same && (exact || !(std::abs(a[i] - b[i]) <= 1e-6 * scale)))
-      return "position " + std::to_string(i) + " of " + haliax::to_string(want.axes()) + ": " +
+      return "position " + std::to_string(i) + " of " + haliax::to_string(expected.axes()) + ": " +
              std::to_string(a[i]) + ", not " + std::to_string(b[i]) + ", a difference of " +
              std::to_string((a[i] - b[i]) * 1e6) + " millionths";
   }
@@ -694,14 +694,14 @@ std::string difference(const NamedArray& got, const NamedArray& want, bool exact
 }
 
 // Returns "", or the difference between sharded and unsharded results.
-std::string disagreement(const Drawn& d, bool tells) {
+std::string disagreement(const Drawn& d, bool prints) {
   Trace trace;
   auto f = [&](const std::vector<NamedArray>& p, const std::vector<NamedArray>& x,
                const std::vector<NamedArray>& ids) { return d.run(p, x, ids, trace); };
   std::string about;
   try {
     const std::string backend = d.seed % 8 == 0 ? "reference" : "cpu";
-    auto want = jit(f, {.backend = backend})(d.p, d.x, d.ids);
+    auto expected = jit(f, {.backend = backend})(d.p, d.x, d.ids);
     auto exact = trace.exact;
     about = (d.trains ? "gradient of " : "") + trace.text + "on";
     for (auto& [name, size] : d.mesh.axes()) about += " " + name + "=" + std::to_string(size);
@@ -710,7 +710,7 @@ std::string disagreement(const Drawn& d, bool tells) {
     for (auto& v : d.ids) about += ", ids " + haliax::to_string(v.axes());
     about += "; parameters " + to_string(d.parameters) + " data " + to_string(d.data) + " inside " +
              to_string(d.inside) + " results " + to_string(d.results);
-    if (tells) std::puts(about.c_str());
+    if (prints) std::puts(about.c_str());
     JitOptions options{.backend = backend, .mesh = d.mesh, .axis_resources = d.inside};
     options.in = Mappings::of_each({d.parameters, d.data, d.data});
     options.out = Mappings(d.results);
@@ -718,9 +718,9 @@ std::string disagreement(const Drawn& d, bool tells) {
     options.overlap = d.seed % 3 == 0;
     auto sharded = named_jit(f, options);
     auto got = sharded(d.p, d.x, d.ids);
-    if (tells) std::puts(sharded.report().explain.c_str());
-    for (std::size_t k = 0; k < want.size(); ++k)
-      if (auto how = difference(got[k], want[k], exact[k]); !how.empty())
+    if (prints) std::puts(sharded.report().explain.c_str());
+    for (std::size_t k = 0; k < expected.size(); ++k)
+      if (auto how = difference(got[k], expected[k], exact[k]); !how.empty())
         return "result " + std::to_string(k) + ": " + how + "\n" + about;
   } catch (const std::exception& e) {
     return std::string(e.what()) + "\n" + about;
@@ -731,10 +731,10 @@ std::string disagreement(const Drawn& d, bool tells) {
 }  // namespace
 
 TEST_CASE("proof: sharded equals unsharded, for random programs, meshes and mappings") {
-  auto* asked = std::getenv("HALIAX_SEED");
-  auto first = asked ? unsigned(std::atoi(asked)) : 1, last = asked ? first : 300;
+  auto* requested = std::getenv("HALIAX_SEED");
+  auto first = requested ? unsigned(std::atoi(requested)) : 1, last = requested ? first : 300;
   for (auto seed = first; seed <= last; ++seed) {
     CAPTURE(seed);
-    CHECK(disagreement(Drawn(seed), asked) == "");
+    CHECK(disagreement(Drawn(seed), requested) == "");
   }
 }

@@ -123,9 +123,9 @@ TEST_CASE("docs/how-to/parallelism.md: the table of collectives is the output of
                               Axis("batch", 16)};
   std::istringstream printed(sharding::plan(sharding::fully_sharded(), sizes).explain);
   std::ifstream page(golden_dir() + "/../../docs/how-to/parallelism.md");
-  const auto want = table_in(printed);
-  CHECK(want.find(" requested by\n") != want.npos);
-  CHECK(table_in(page) == want);
+  const auto expected = table_in(printed);
+  CHECK(expected.find(" requested by\n") != expected.npos);
+  CHECK(table_in(page) == expected);
 }
 
 // Fully sharded on 8 devices, with f32 parameters and bf16 computation: bytes communicated, and the

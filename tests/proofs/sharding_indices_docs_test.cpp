@@ -25,12 +25,12 @@ struct Row {
 double part_of(const Row& r, int devices, bool strict = false) {
   const bool by_ids = !r.y.axes().empty();
   // Strict mode rejects mappings that name an axis of no array.
-  const Mapping cut = by_ids ? Mapping{{"n", "data"}, {"b", "data"}} : Mapping{{"n", "data"}};
-  auto in = [&](const A& a) { return a.axes().empty() ? Mapping{} : cut; };
+  const Mapping sharded = by_ids ? Mapping{{"n", "data"}, {"b", "data"}} : Mapping{{"n", "data"}};
+  auto in = [&](const A& a) { return a.axes().empty() ? Mapping{} : sharded; };
   auto step = named_jit(r.f, {.mesh = Mesh{{{"data", devices}}},
                               .axis_resources = Mapping{},
                               .in = Mappings::of_each({in(r.x), in(r.y), in(r.z)}),
-                              .out = Mappings(cut),
+                              .out = Mappings(sharded),
                               .strict = strict});
   return step.plan(r.x, r.y, r.z).sent_bytes / double(r.x.size() * 4);
 }

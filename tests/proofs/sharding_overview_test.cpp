@@ -72,10 +72,10 @@ NamedArray accumulated_loss(const Layout& layout, const sharding::Model& model,
                             const NamedArray& input_ids, const Key& keys) {
   const Axis Micro("micro", 2), Part("batch", input_ids.axis_size("batch") / 2);
   auto split = [&](const NamedArray& x) { return unflatten_axis(x, "batch", {Part, Micro}); };
-  auto turn = [&](const NamedArray& sum, const NamedArray& ids, const NamedArray& words) {
+  auto body = [&](const NamedArray& sum, const NamedArray& ids, const NamedArray& words) {
     return sum + sharding::train_batch_loss(layout, model, ids, random::key(words));
   };
-  return fold(turn, Micro, {.checkpoint = "carries"})(NamedArray(0.), split(input_ids),
+  return fold(body, Micro, {.checkpoint = "carries"})(NamedArray(0.), split(input_ids),
                                                       split(keys.words)) /
          2.;
 }
@@ -106,10 +106,10 @@ Checked check(const Layout& layout, double tolerance) {
 
   // With and without vmap, and with and without dropout: the same bytes communicated and the same
   // peak.
-  const auto mapped = on_mesh(layout), whole = sharding::run(layout, sizes(0), 1, loss_at_once);
-  CHECK(mapped.losses[0] == doctest::Approx(whole.losses[0]).epsilon(1e-6));
-  CHECK(mapped.step.sent_bytes == whole.step.sent_bytes);
-  CHECK(mapped.step.peak_bytes == whole.step.peak_bytes);
+  const auto mapped = on_mesh(layout), unmapped = sharding::run(layout, sizes(0), 1, loss_at_once);
+  CHECK(mapped.losses[0] == doctest::Approx(unmapped.losses[0]).epsilon(1e-6));
+  CHECK(mapped.step.sent_bytes == unmapped.step.sent_bytes);
+  CHECK(mapped.step.peak_bytes == unmapped.step.peak_bytes);
   CHECK(sharded.step.sent_bytes == mapped.step.sent_bytes);
   return {mapped, mine};
 }
@@ -146,13 +146,13 @@ TEST_CASE(
     return sharding::run(layout, small, 2, loss).losses;
   };
   auto agree = [&](sharding::BatchLoss loss, const std::vector<Layout>& layouts) {
-    const auto want = losses(sharding::one_device(), loss);
+    const auto expected = losses(sharding::one_device(), loss);
     for (auto& layout : layouts) {
       CAPTURE(layout.name);
       const auto got = losses(layout, loss);
-      for (std::size_t i = 0; i < want.size(); ++i)
+      for (std::size_t i = 0; i < expected.size(); ++i)
         CHECK(got[i] ==
-              doctest::Approx(want[i]).epsilon(layout.name == "mixed precision" ? 1e-2 : 1e-5));
+              doctest::Approx(expected[i]).epsilon(layout.name == "mixed precision" ? 1e-2 : 1e-5));
     }
   };
   agree(chunked_loss, {sharding::fully_sharded(), sharding::tensor_parallel(2)});

@@ -84,16 +84,16 @@ int traffic() {
       return train(threads, none);
     }();
     set_devices(n / rank_count());
-    auto tell = [&](bool good, const char* what) {
+    auto check = [&](bool good, const char* what) {
       if (!good) {
         fmt::print("rank {}: parameters {}, inside {}: {}\n", this_rank(), parameters, inside,
                    what);
         ++wrong;
       }
     };
-    tell(mine == theirs, "not the bits of threads");
-    tell(here.sent_bytes == threads.sent_bytes && here.peak_bytes <= threads.peak_bytes,
-         "other planned bytes");
+    check(mine == theirs, "not the bits of threads");
+    check(here.sent_bytes == threads.sent_bytes && here.peak_bytes <= threads.peak_bytes,
+          "other planned bytes");
     // Sums the bytes sent by all ranks with one device each. The plan has the average over the
     // devices.
     Axis Rank{"rank", rank_count()};
@@ -103,7 +103,7 @@ int traffic() {
     own[std::size_t(this_rank())] = float(sent);
     const auto all = total(array(own, {Rank})).item();  // each rank's device holds its own count
     if (n == rank_count())
-      tell(std::abs(all - here.sent_bytes * n) <= 8. * n, "what was sent is not what was planned");
+      check(std::abs(all - here.sent_bytes * n) <= 8. * n, "what was sent is not what was planned");
   }
   fmt::print("rank {}: {} wrong\n", this_rank(), wrong);
   return wrong ? 1 : 0;

@@ -111,7 +111,7 @@ template <class F> std::string warnings_of(const F& f) {
 struct TwoSaved {
   Folder folder{memory_folder()};
   std::string run = folder / "run";
-  Training first = born(layouts()[0]), second = born(layouts()[0]);
+  Training first = initialized(layouts()[0]), second = initialized(layouts()[0]);
   std::vector<std::vector<std::byte>> bytes[2];
   fs::path step(int n) const { return fs::path(run) / ("step-0000000" + std::to_string(n)); }
   TwoSaved() {
@@ -253,8 +253,8 @@ TEST_CASE(
   DiskFault full{DiskFault::full, 2, 100};
   of_all = &full;
   saves.save(3, third);
-  auto goes_well = [&] { return __atomic_load_n(&full.calls, __ATOMIC_RELAXED) >= 0; };
-  while (fs::exists(fs::path(saved.run) / ".saving-step-00000003") || goes_well())
+  auto still_succeeds = [&] { return __atomic_load_n(&full.calls, __ATOMIC_RELAXED) >= 0; };
+  while (fs::exists(fs::path(saved.run) / ".saving-step-00000003") || still_succeeds())
     std::this_thread::yield();
   of_all = nullptr;
   raises([&] { saves.save(3, third); }, {"[Checkpoints]", "No space left on device"});
@@ -271,7 +271,7 @@ TEST_CASE(
   trained(third, step_on(layouts()[0]), 1);
   const auto wanted = bytes_of_all(third);
   std::mt19937 random(3);
-  int whole = 0, killed = 0;
+  int complete = 0, killed = 0;
   long n = 0;
   for (; n < 100; ++n) {
     CAPTURE(n);
@@ -290,7 +290,7 @@ TEST_CASE(
     REQUIRE(got.has_value());
     CHECK((got->step == 2 || got->step == 3));
     CHECK(bytes_of_all(got->state) == (got->step == 3 ? wanted : saved.bytes[1]));
-    whole += got->step == 3;
+    complete += got->step == 3;
     killed += WIFSIGNALED(status);
     // The next run removes the leftovers, and saves.
     { Checkpoints(saved.run, {.keep = 0}).save(9, saved.first); }
@@ -307,15 +307,15 @@ TEST_CASE(
   }
   CHECK(killed > 8);
   CHECK(killed == n);
-  CHECK(whole > 1);  // some saves were killed while older checkpoints were deleted
+  CHECK(complete > 1);  // some saves were killed while older checkpoints were deleted
 }
 
 // ---- several processes, as threads of this process ----
 namespace {
 
 struct Ranks {
-  explicit Ranks(int n) : said(std::size_t(n)), meet(n), count(n) {}
-  std::vector<std::string> said;
+  explicit Ranks(int n) : contributions(std::size_t(n)), meet(n), count(n) {}
+  std::vector<std::string> contributions;
   std::barrier<> meet;
   int count;
   ProcessGroup group(int rank) {
@@ -324,9 +324,9 @@ struct Ranks {
     g.count = count;
     g.rank_of = [n = count](const Mesh& mesh, int device) { return device * n / mesh.devices(); };
     g.all_gather = [this, rank](const std::string& mine) {
-      said[std::size_t(rank)] = mine;
+      contributions[std::size_t(rank)] = mine;
       meet.arrive_and_wait();
-      auto all = said;
+      auto all = contributions;
       meet.arrive_and_wait();
       return all;
     };
@@ -354,10 +354,10 @@ const Shards* blocks_of(const NamedArray& a) {
 
 // Checks that a process has exactly the blocks of its devices, and that they equal these parts of
 // the full array.
-void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessGroup& group) {
+void check_blocks(const NamedArray& got, const NamedArray& full, const ProcessGroup& group) {
   auto* s = blocks_of(got);
   REQUIRE(s != nullptr);
-  const auto all = from_bytes(whole.bytes(), s->dtype, s->axes);
+  const auto all = from_bytes(full.bytes(), s->dtype, s->axes);
   int mine = 0;
   for (int d = 0; d < s->mesh.devices(); ++d) {
     if (group.rank_of(s->mesh, d) != group.rank) continue;
@@ -378,7 +378,7 @@ void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessG
 
 TEST_CASE("processes: each one writes its blocks once, and any number of processes load them") {
   const auto all = layouts();
-  auto t = born(all[2]);
+  auto t = initialized(all[2]);
   Folder folder(memory_folder());
   Ranks four(4);
   CHECK(no_errors(four.run([&](const ProcessGroup& g) {
@@ -400,18 +400,19 @@ TEST_CASE("processes: each one writes its blocks once, and any number of process
                     ",embed=" + (r < 3 ? "0:4]" : "4:8]")));
   }
   CHECK(there == bytes);
-  CHECK(bytes_of_all(load_checkpoint(folder / "run", 2, born(all[0])).state) == bytes_of_all(t));
+  CHECK(bytes_of_all(load_checkpoint(folder / "run", 2, initialized(all[0])).state) ==
+        bytes_of_all(t));
   for (int k : {1, 2, 4, 5}) {
     CAPTURE(all[std::size_t(k)].name);
-    auto like = born(all[std::size_t(k)]);
+    auto like = initialized(all[std::size_t(k)]);
     Ranks two(2);
     std::vector<std::optional<Training>> got(2);
     CHECK(no_errors(two.run([&](const ProcessGroup& g) {
       got[std::size_t(g.rank)] = latest_checkpoint(folder / "run", like, {.group = &g})->state;
     })));
     for (int r = 0; r < 2; ++r) {
-      auto mine = flatten(*got[std::size_t(r)]), whole = flatten(t);
-      for (std::size_t i = 0; i < mine.size(); ++i) check_blocks(mine[i], whole[i], two.group(r));
+      auto mine = flatten(*got[std::size_t(r)]), full = flatten(t);
+      for (std::size_t i = 0; i < mine.size(); ++i) check_blocks(mine[i], full[i], two.group(r));
     }
   }
 }
@@ -425,10 +426,10 @@ TEST_CASE("processes: each one reads only the bytes of its shard") {
   const std::int64_t all = 8 << 20;
   Folder folder(memory_folder());
   Mesh mesh{{{"data", 4}}};
-  auto born_on = [&](const char* axis) {
+  auto initialized_on = [&](const char* axis) {
     return named_jit(make, {.mesh = mesh, .axis_resources = Mapping{{axis, "data"}}})();
   };
-  auto by_rows = born_on("rows"), by_columns = born_on("columns");
+  auto by_rows = initialized_on("rows"), by_columns = initialized_on("columns");
   Ranks four(4);
   auto save = [&](int step, const Large& l) {
     CHECK(no_errors(four.run(
@@ -456,7 +457,7 @@ TEST_CASE("processes: each one reads only the bytes of its shard") {
 TEST_CASE(
     "processes: a fault in one raises in all, "
     "and a checkpoint that is damaged for one is skipped by all") {
-  auto t = born(layouts()[2]);
+  auto t = initialized(layouts()[2]);
   Folder folder(memory_folder());
   Ranks four(4);
   DiskFault full{DiskFault::full, 1, 100};

@@ -43,7 +43,7 @@ TEST_CASE("checkpoints: XXH64 matches reference values") {
 
 TEST_CASE("checkpoints: the file of one process equals the output of to_state_dict") {
   Folder folder(memory_folder());
-  auto t = born(layouts()[0]);
+  auto t = initialized(layouts()[0]);
   Checkpoints(folder / "run").save(12, t, {{"position", 34}, {"seed", -1}});
   auto file = read_safetensors(folder / "run/step-00000012/state.safetensors");
   auto wanted = to_state_dict(t);
@@ -71,7 +71,7 @@ TEST_CASE(
   Folder folder(memory_folder());
   int step = 0;
   for (auto& from : layouts()) {
-    auto saved = born(from);
+    auto saved = initialized(from);
     Checkpoints(folder / "run", {.keep = 0}).save(++step, saved);
     for (auto* a : walk_of(saved).arrays)
       if (auto* s = blocks_of(*a); s && !s->at.is_replicated()) CHECK_FALSE(is_put_together(*a));
@@ -79,7 +79,7 @@ TEST_CASE(
     for (auto& to : layouts()) {
       CAPTURE(from.name);
       CAPTURE(to.name);
-      auto like = born(to);
+      auto like = initialized(to);
       auto got = load_checkpoint(folder / "run", step, like).state;
       auto placed = walk_of(like).arrays;
       std::size_t k = 0;
@@ -99,15 +99,15 @@ TEST_CASE(
 
 TEST_CASE("checkpoints: loading needs only the shapes, and uses the mesh in scope") {
   Folder folder(memory_folder());
-  auto one = layouts()[0], cut = layouts()[1];
-  Checkpoints(folder / "run").save(1, born(one));
-  use_mesh here(cut.mesh);
-  axis_mapping mapping(cut.params);
+  auto one = layouts()[0], sharded = layouts()[1];
+  Checkpoints(folder / "run").save(1, initialized(one));
+  use_mesh here(sharded.mesh);
+  axis_mapping mapping(sharded.params);
   auto got = load_checkpoint(folder / "run", 1, eval_shape(&Training::init)).state;
   auto& weight = got.model.blocks.stacked.up.weight;
   REQUIRE(blocks_of(weight) != nullptr);
-  CHECK(placement(weight)->mesh == cut.mesh);
-  CHECK(bytes_of_all(got) == bytes_of_all(born(one)));
+  CHECK(placement(weight)->mesh == sharded.mesh);
+  CHECK(bytes_of_all(got) == bytes_of_all(initialized(one)));
 }
 
 TEST_CASE(
@@ -118,12 +118,12 @@ TEST_CASE(
   std::vector<Training> likes;
   for (auto& layout : all) {
     step.push_back(step_on(layout));
-    likes.push_back(born(layout));
+    likes.push_back(initialized(layout));
   }
 
   for (std::size_t from = 0; from < all.size(); ++from) {
     Folder folder(memory_folder());
-    auto t = born(all[from]);
+    auto t = initialized(all[from]);
     trained(t, step[from], 2);
     Checkpoints(folder / "run").save(2, t);
     const auto rest = trained(t, step[from], 2);
@@ -136,11 +136,11 @@ TEST_CASE(
       auto resumed = latest_checkpoint(folder / "run", likes[to]);
       REQUIRE(resumed.has_value());
       CHECK(resumed->step == 2);
-      auto again = trained(resumed->state, step[to], 2);
-      if (from == to) CHECK(again == rest);
+      auto repeated = trained(resumed->state, step[to], 2);
+      if (from == to) CHECK(repeated == rest);
       if (from == to) CHECK(bytes_of_all(resumed->state) == wanted);
       for (std::size_t i = 0; i < rest.size(); ++i)
-        CHECK(std::abs(again[i] - rest[i]) <= 1e-6 * std::abs(rest[i]));
+        CHECK(std::abs(repeated[i] - rest[i]) <= 1e-6 * std::abs(rest[i]));
     }
     CHECK(step[from].report().traces ==
           1);  // loaded arrays have the shardings of the saved ones, so there is no second trace
@@ -152,7 +152,7 @@ TEST_CASE("checkpoints: donating arrays while they are saved does not change the
     CAPTURE(layout.name);
     Folder folder(memory_folder());
     auto step = step_on(layout);
-    auto t = born(layout);
+    auto t = initialized(layout);
     Checkpoints saves(folder / "run", {.keep = 0});
     std::vector<std::vector<std::vector<std::byte>>> wanted;
     for (int i = 0; i < 6; ++i) {
@@ -164,7 +164,7 @@ TEST_CASE("checkpoints: donating arrays while they are saved does not change the
     }
     saves.wait();
     for (int i = 0; i < 6; ++i)
-      CHECK(bytes_of_all(load_checkpoint(folder / "run", i, born(layout)).state) ==
+      CHECK(bytes_of_all(load_checkpoint(folder / "run", i, initialized(layout)).state) ==
             wanted[std::size_t(i)]);
   }
 }
@@ -172,7 +172,7 @@ TEST_CASE("checkpoints: donating arrays while they are saved does not change the
 TEST_CASE(
     "checkpoints: only the last ones are retained, and a checkpoint of the same step is replaced") {
   Folder folder(memory_folder());
-  auto t = born(layouts()[0]);
+  auto t = initialized(layouts()[0]);
   CHECK_FALSE(latest_checkpoint(folder / "run", t).has_value());  // there is no folder yet
   Checkpoints saves(folder / "run", {.keep = 2});
   CHECK_FALSE(latest_checkpoint(folder / "run", t).has_value());
@@ -195,7 +195,7 @@ TEST_CASE(
 
 TEST_CASE("checkpoints: a checkpoint of another model raises with the first ten differences") {
   Folder folder(memory_folder());
-  auto t = born(layouts()[0]);
+  auto t = initialized(layouts()[0]);
   Checkpoints(folder / "run").save(1, t);
   struct Other {
     Net model;
@@ -220,7 +220,7 @@ TEST_CASE("checkpoints: a checkpoint of another model raises with the first ten 
 
 TEST_CASE("checkpoints: one run at a time writes into a folder") {
   Folder folder(memory_folder());
-  auto t = born(layouts()[0]);
+  auto t = initialized(layouts()[0]);
   auto first = std::make_unique<Checkpoints>(folder / "run");
   first->save(1, t);
   first->wait();
@@ -247,7 +247,7 @@ TEST_CASE("checkpoints: one run at a time writes into a folder") {
 
 TEST_CASE("checkpoints: a forked child does not affect the saves of its parent") {
   Folder folder(memory_folder());
-  auto t = born(layouts()[0]);
+  auto t = initialized(layouts()[0]);
   Checkpoints saves(folder / "run");
   saves.save(1, t);
   auto child = fork();
@@ -266,7 +266,7 @@ TEST_CASE("checkpoints: a forked child does not affect the saves of its parent")
 
 TEST_CASE("checkpoints: states that cannot be saved raise") {
   Folder folder(memory_folder());
-  auto t = born(layouts()[0]);
+  auto t = initialized(layouts()[0]);
   std::ofstream(folder / "file") << "text";
   raises([&] { Checkpoints(folder / "file"); },
          {"[Checkpoints]", "file cannot be created", "checkpoint_test"});
@@ -314,7 +314,7 @@ TEST_CASE("checkpoints: a folder without write permission raises") {
 
 TEST_CASE("checkpoints: write_one_file merges all blocks into one safetensors file") {
   Folder folder(memory_folder());
-  auto t = born(layouts()[2]);
+  auto t = initialized(layouts()[2]);
   Checkpoints(folder / "run").save(1, t);
   CHECK(read_safetensors(folder / "run/step-00000001/state.safetensors")
             .find("model.blocks.1.up.weight[mlp=6:12,embed=0:4]"));
@@ -347,8 +347,8 @@ TEST_CASE("checkpoints: extra memory of saving and loading") {
   };
   Folder folder(memory_folder());
   Mesh mesh{{{"data", 4}}};
-  Mapping cut{{"columns", "data"}};
-  auto t = named_jit(make, {.mesh = mesh, .axis_resources = cut})();
+  Mapping by_columns{{"columns", "data"}};
+  auto t = named_jit(make, {.mesh = mesh, .axis_resources = by_columns})();
   Checkpoints saves(folder / "run");
   auto save = [&] {
     saves.save(1, t);
@@ -358,7 +358,7 @@ TEST_CASE("checkpoints: extra memory of saving and loading") {
   CHECK(peak_growth_of(save) < slack * resident_per_byte);
   auto step = named_jit(
       [](const Large& l) { return tree_map([](const NamedArray& a) { return a * 0.5; }, l); },
-      {.donate = {0}, .mesh = mesh, .axis_resources = cut});
+      {.donate = {0}, .mesh = mesh, .axis_resources = by_columns});
   t = step(t);
   auto and_step = [&] {
     saves.save(2, t);
@@ -369,7 +369,7 @@ TEST_CASE("checkpoints: extra memory of saving and loading") {
   CHECK(peak_growth_of(and_step) < (2 * each + slack) * resident_per_byte);
   t = {};
   use_mesh here(mesh);
-  axis_mapping mapping(cut);
+  axis_mapping mapping(by_columns);
   auto load = [&] { t = load_checkpoint(folder / "run", 1, eval_shape(make)).state; };
   CHECK(peak_growth_of(load) < (2 * each + slack) * resident_per_byte);  // the state itself
 }

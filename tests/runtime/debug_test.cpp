@@ -61,14 +61,14 @@ TEST_CASE("debug: print prints at once outside of jit, and in each call inside")
 TEST_CASE(
     "debug: prints are in order and once per iteration of a loop, whichever results are read") {
   Caught caught;
-  auto turn = [](const NamedArray& c, const NamedArray& x) {
+  auto body = [](const NamedArray& c, const NamedArray& x) {
     debug::print("{}", x);
     return std::pair(c + x, x * 2.);
   };
   auto x = arange(Batch) * 1.;
   auto f = [&](const NamedArray& v) {
     debug::print("before");
-    auto out = scan(turn, "batch")(number(0), v).first;
+    auto out = scan(body, "batch")(number(0), v).first;
     debug::print("after {}", out);
     return v;
   };
@@ -93,11 +93,11 @@ TEST_CASE("debug: a gradient prints the lines of its function once") {
       debug::print("inside {}", sum(y));
       return y;
     });
-    auto turn = [](const NamedArray& c, const NamedArray& v) {
+    auto body = [](const NamedArray& c, const NamedArray& v) {
       debug::print("turn");
       return tanh(c * v) + v;
     };
-    return fold(turn, "batch")(number(1), inside(w));
+    return fold(body, "batch")(number(1), inside(w));
   };
   const auto sums = "inside " + text(sum(exp(x)));
   for (auto* backend : {"cpu", "reference"}) {
@@ -170,7 +170,7 @@ TEST_CASE("debug: check raises with its line, in jit and on a mesh too") {
 TEST_CASE("debug: eager prints appear once and in order, however results are read") {
   Caught caught;
   auto x = (arange(Batch) * 1.).eval();
-  auto turn = [](const NamedArray& c, const NamedArray& v) {
+  auto body = [](const NamedArray& c, const NamedArray& v) {
     debug::print("turn {}", v);
     return std::pair(c + v, v * 2.);
   };
@@ -195,12 +195,12 @@ TEST_CASE("debug: eager prints appear once and in order, however results are rea
          CHECK(z.item() == 73);
          CHECK(y.floats()[1] == 12);
        }}};
-  const Lines turns{"before",
-                    "turn " + text(number(0)),
-                    "turn " + text(number(1)),
-                    "turn " + text(number(2)),
-                    "turn " + text(number(3)),
-                    "behind"};
+  const Lines iteration_lines{"before",
+                              "turn " + text(number(0)),
+                              "turn " + text(number(1)),
+                              "turn " + text(number(2)),
+                              "turn " + text(number(3)),
+                              "behind"};
   for (std::string backend : {"cpu", "reference"}) {
     set_default_backend(backend);
     for (auto& read : reads) {
@@ -209,10 +209,10 @@ TEST_CASE("debug: eager prints appear once and in order, however results are rea
       lines.clear();
       auto lazy = x * 1.;
       debug::print("before");
-      auto [last, each] = scan(turn, "batch")(number(0), lazy);
+      auto [last, each] = scan(body, "batch")(number(0), lazy);
       debug::print("behind");
       read.of(last, each);
-      CHECK(lines == turns);
+      CHECK(lines == iteration_lines);
       auto y = exp(each);
       debug::print("side");
       auto side = y * 2.;
@@ -224,7 +224,7 @@ TEST_CASE("debug: eager prints appear once and in order, however results are rea
       sum(picked).item();
       y.floats();
       picked.floats();
-      Lines more = turns;
+      Lines more = iteration_lines;
       more.insert(more.end(), {"side", "yes"});
       CHECK(lines == more);
     }
@@ -266,13 +266,13 @@ TEST_CASE("debug: printing does not recompute values outside of jit") {
             auto [loss, slope] = value_and_grad(net)(x);
             return loss.item() + slope.floats()[0];
           }) == layers);
-    auto turn = [](const NamedArray& h, const NamedArray&) {
+    auto body = [](const NamedArray& h, const NamedArray&) {
       auto next = layer(h, "batch");
       debug::print("{}", next);
       return std::pair(next, sum(next));
     };
     CHECK(runs([&] {
-            auto [last, each] = scan(turn, Axis("turn", layers))(x, zeros(Axis("turn", layers)));
+            auto [last, each] = scan(body, Axis("turn", layers))(x, zeros(Axis("turn", layers)));
             return last.floats()[0] + each.floats()[0];
           }) == layers);
     auto side = [](const NamedArray& h) {
@@ -281,12 +281,12 @@ TEST_CASE("debug: printing does not recompute values outside of jit") {
       return y;
     };
     CHECK(runs([&] { return cond(x.sum() > 0., side, side)(x).floats(); }) == 1);
-    auto whole = checkpoint([&](const NamedArray& h) {
+    auto checkpointed = checkpoint([&](const NamedArray& h) {
       auto y = layer(h, "batch");
       debug::print("{}", y);
       return y + 1.;
     });
-    CHECK(runs([&] { return whole(x).floats(); }) == 1);
+    CHECK(runs([&] { return checkpointed(x).floats(); }) == 1);
   }
 }
 
@@ -299,11 +299,11 @@ TEST_CASE("debug: an op that raises outside of jit runs only once") {
                                            throw Error("[refuses] as ever");
                                          }}});
   auto x = (arange(Batch) * 1.).eval();
-  auto kept = exp(x * 3.), other = sum(kept * x);  // intermediates that are still referenced
-  auto y = refuses(kept + other, "batch");
+  auto live = exp(x * 3.), other = sum(live * x);  // intermediates that are still referenced
+  auto y = refuses(live + other, "batch");
   CHECK(error_of([&] { return y.floats(); }) == "[refuses] as ever");
   CHECK(ran == 1);
-  CHECK(kept.floats()[0] == 1);
+  CHECK(live.floats()[0] == 1);
 }
 
 TEST_CASE("debug: each thread prints its own lines in order, with shared arrays") {

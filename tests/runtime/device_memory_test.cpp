@@ -148,12 +148,12 @@ TEST_CASE("device memory: a late error names the call, and persists until the de
   auto x = counted(N), y = f(x);
   separate_memory::inject_error(0, "planted");
   auto bad = f(x);  // returns without an error
-  const auto want =
+  const auto expected =
       "[separate-memory] device 0 has failed in the call of jit at device_memory_test.cpp:" + line +
       ": planted; it cannot run any more programs";
-  CHECK(error_of([&] { return bad.doubles(); }) == want);
-  CHECK(error_of([&] { return f(x); }) == want);
-  CHECK(error_of([&] { return y.doubles(); }) == want);
+  CHECK(error_of([&] { return bad.doubles(); }) == expected);
+  CHECK(error_of([&] { return f(x); }) == expected);
+  CHECK(error_of([&] { return y.doubles(); }) == expected);
   CHECK(on("cpu", next)(x).doubles()[0] == 1);
   separate_memory::inject_error(0, nullptr);
   CHECK(y.doubles() == Doubles{0, 2, 4, 6});
@@ -178,10 +178,10 @@ TEST_CASE("device memory: prints are in order, and complete when the call return
   auto f = jit(printing, {.backend = "separate-memory"}), on_host = jit(printing);
   debug::set_output([](std::string_view line) { lines.emplace_back(line); });
   on_host(on_host(x));
-  const auto want = std::exchange(lines, {});
+  const auto expected = std::exchange(lines, {});
   f(f(x));
-  CHECK(want.size() == 4);
-  CHECK(lines == want);
+  CHECK(expected.size() == 4);
+  CHECK(lines == expected);
   auto checked = jit(
       [](const NamedArray& x) {
         debug::check(sum(x) < 5., "too much");
@@ -220,7 +220,7 @@ TEST_CASE(
   const Mesh two{{{"data", 2}}};
   auto w = random::normal(random::key(1), {Batch, Embed}),
        x = random::normal(random::key(2), {Batch, Embed});
-  auto wants = w.doubles(), xs = x.doubles();
+  auto ws = w.doubles(), xs = x.doubles();
   for (bool donate : {false, true}) {
     CAPTURE(donate);
     auto f = named_jit(
@@ -238,19 +238,19 @@ TEST_CASE(
     CHECK(since().puts ==
           (donate ? 1 : 2));  // `mine` unless it is donated, and x in the first call
     CHECK(since().gets == 0);
-    auto again = f(donate ? f(w + 0., x).first : y, x);
-    auto got = again.first.doubles();
+    auto result = f(donate ? f(w + 0., x).first : y, x);
+    auto got = result.first.doubles();
     CHECK(since().gets == 1);
-    CHECK(again.first.doubles() == got);
+    CHECK(result.first.doubles() == got);
     CHECK(since().gets == 1);
     for (std::size_t i = 0; i < got.size(); ++i)
-      CHECK(got[i] == doctest::Approx((wants[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
+      CHECK(got[i] == doctest::Approx((ws[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
     double sum_of_w = 0;
-    for (auto v : wants) sum_of_w += v;
+    for (auto v : ws) sum_of_w += v;
     CHECK(total.item() == doctest::Approx(sum_of_w));
-    auto whole =
-        on("separate-memory", next)(again.first);  // moves blocks of two devices to one device
-    CHECK(whole.doubles()[3] == doctest::Approx(got[3] + 1));
+    auto unsharded =
+        on("separate-memory", next)(result.first);  // moves blocks of two devices to one device
+    CHECK(unsharded.doubles()[3] == doctest::Approx(got[3] + 1));
   }
 }
 

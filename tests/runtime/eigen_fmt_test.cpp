@@ -21,9 +21,9 @@ TEST_CASE("eigen: an array is viewed as a matrix by the names of its axes") {
   CHECK(t(2, 1) == 6);
   CHECK(t.data() == m.data());
   Eigen::MatrixXf product = m * t;
-  auto want = dot(a, rename(a, {{"row", "other"}}), C);
+  auto expected = dot(a, rename(a, {{"row", "other"}}), C);
   for (int i = 0; i < 2; ++i)
-    for (int j = 0; j < 2; ++j) CHECK(product(i, j) == want.floats()[std::size_t(2 * i + j)]);
+    for (int j = 0; j < 2; ++j) CHECK(product(i, j) == expected.floats()[std::size_t(2 * i + j)]);
 }
 
 TEST_CASE("eigen: a view computes a lazy array") {

@@ -13,7 +13,7 @@ using namespace haliax;
 namespace {
 
 // Returns the output of the case below in a process with these variables (shell syntax).
-std::string said_with(const std::string& environment) {
+std::string output_with(const std::string& environment) {
   return output_of("env " + environment + " /proc/" + std::to_string(getpid()) +
                    "/exe --no-skip -tc='environment: a process'");
 }
@@ -51,39 +51,39 @@ TEST_CASE("environment: an invalid value raises with the variable and the allowe
       {"HALIAX_PRINT", {"layuot"}, {"''"}, "all or a pass: strip_wraps "}};
   for (auto& v : all) {
     for (std::string value : v.bad) {
-      auto said = said_with(v.name + ("=" + value));
-      CAPTURE(said);
-      CHECK(has(said, "says: [environment] " + std::string(v.name) + " is " + value +
-                          "; it must be " + v.allowed));
+      auto output = output_with(v.name + ("=" + value));
+      CAPTURE(output);
+      CHECK(has(output, "says: [environment] " + std::string(v.name) + " is " + value +
+                            "; it must be " + v.allowed));
     }
     for (std::string value : v.good) {
-      auto said = said_with(v.name + ("=" + value));
-      CAPTURE(said);
-      CHECK(has(said, "says: ."));
+      auto output = output_with(v.name + ("=" + value));
+      CAPTURE(output);
+      CHECK(has(output, "says: ."));
     }
   }
 }
 
 TEST_CASE("environment: names of backends and paths of folders are accepted") {
-  auto said = said_with("HALIAX_BACKEND=gpu");
-  CAPTURE(said);
-  CHECK(has(said,
+  auto output = output_with("HALIAX_BACKEND=gpu");
+  CAPTURE(output);
+  CHECK(has(output,
             "says: [backend] there is no backend gpu (from HALIAX_BACKEND); did you mean cpu?; "
             "available are cpu and reference; "));
-  CHECK(has(said, "; environment_test.cpp:"));
-  CHECK(has(said_with("HALIAX_BACKEND=reference"), "says: ."));
-  said = said_with("HALIAX_BACKEND=cuda-sim HALIAX_CACHE=/proc/none");
-  CAPTURE(said);
-  CHECK(has(said,
+  CHECK(has(output, "; environment_test.cpp:"));
+  CHECK(has(output_with("HALIAX_BACKEND=reference"), "says: ."));
+  output = output_with("HALIAX_BACKEND=cuda-sim HALIAX_CACHE=/proc/none");
+  CAPTURE(output);
+  CHECK(has(output,
             "says: [environment] HALIAX_CACHE is /proc/none; "
             "it must be a folder that exists or can be created ("));
 }
 
 TEST_CASE("environment: settings in the code override the environment") {
-  auto said = output_of("env HALIAX_DEVICES=eight /proc/" + std::to_string(getpid()) +
-                        "/exe --no-skip -tc='environment: set'");
-  CAPTURE(said);
-  CHECK(has(said, "devices: 4\n"));
+  auto output = output_of("env HALIAX_DEVICES=eight /proc/" + std::to_string(getpid()) +
+                          "/exe --no-skip -tc='environment: set'");
+  CAPTURE(output);
+  CHECK(has(output, "devices: 4\n"));
 }
 TEST_CASE("environment: set" * doctest::skip()) {
   set_devices(4);

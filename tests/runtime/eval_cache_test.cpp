@@ -48,10 +48,10 @@ TEST_CASE("eval cache: other scalars, axes, dtypes or array identities are anoth
     return (a * by + b).doubles();
   };
   auto first = x.doubles(), second = y.doubles();
-  auto agree = [&](const std::vector<double>& got, auto want) {
-    for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(want(i)));
+  auto agree = [&](const std::vector<double>& got, auto expected) {
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected(i)));
   };
-  for (int again = 0; again < 2; ++again) {
+  for (int repeat = 0; repeat < 2; ++repeat) {
     agree(added(x, y, 2.), [&](auto i) { return 2 * first[i] + second[i]; });
     agree(added(y, x, 2.), [&](auto i) { return 2 * second[i] + first[i]; });
     agree(added(x, x, 2.), [&](auto i) { return 3 * first[i]; });
@@ -131,11 +131,11 @@ TEST_CASE("eval cache: random ops match jit, with and without evaluated intermed
           if (which() % often == 0) x.eval();
           return x;
         });
-        auto want = jit([&](const NamedArray& none) {
+        auto expected = jit([&](const NamedArray& none) {
           return random_values(shape, numbers, [](const NamedArray& x) { return x; }) + none;
         })(zeros({}));
         CAPTURE(shape);
-        CHECK(max(abs(got - want)).item() <= 1e-4 * (1 + max(abs(want)).item()));
+        CHECK(max(abs(got - expected)).item() <= 1e-4 * (1 + max(abs(expected)).item()));
       }
 }
 
@@ -196,17 +196,17 @@ TEST_CASE("eval cache: a computed value is read, not recomputed") {
     if (known) middle.eval();
     return (middle * 2.).doubles();
   };
-  auto want = twice(false);
-  CHECK(twice(true) == want);
-  CHECK(twice(false) == want);
-  CHECK(twice(true) == want);
+  auto expected = twice(false);
+  CHECK(twice(true) == expected);
+  CHECK(twice(false) == expected);
+  CHECK(twice(true) == expected);
 }
 
 TEST_CASE(
     "eval cache: custom functions and loops evaluate correctly, "
     "and so do more graphs than the cache holds") {
   auto x = draw(1, {M, N});
-  for (int again = 0; again < 2; ++again) {
+  for (int repeat = 0; repeat < 2; ++repeat) {
     auto total = fold([](const NamedArray& sum, const NamedArray& row) { return sum + row; }, M)(
         zeros(N), x);
     CHECK(max(abs(total - sum(x, "m"))).item() < 1e-5);

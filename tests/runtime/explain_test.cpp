@@ -53,7 +53,7 @@ std::string joined(const std::multiset<std::string>& names) {
   for (auto n = names.begin(); n != names.end(); n = names.upper_bound(*n)) out += *n + " ";
   return out;
 }
-void says(const std::string& text, const std::string& what) {
+void check_contains(const std::string& text, const std::string& what) {
   CAPTURE(text);
   CAPTURE(what);
   CHECK(text.find(what) != std::string::npos);
@@ -84,9 +84,9 @@ TEST_CASE("explain: every collective has its array, its count and its cause") {
     CHECK(c.axes.find("(embed=64, mlp=256)") != std::string::npos);
     CHECK(c.turns == 3);
     CHECK(c.loop == "layers");
-    says(c.where, "model.h:");
-    says(c.where, "transformer.blocks.");
-    says(r.explain, c.where);
+    check_contains(c.where, "model.h:");
+    check_contains(c.where, "transformer.blocks.");
+    check_contains(r.explain, c.where);
   }
   CHECK(seen);
   CHECK(bytes == r.sent_bytes);
@@ -111,14 +111,14 @@ TEST_CASE("explain: reductions of gradients are named by their parameters") {
   auto sums = summed(r);
   CHECK(joined(sums.gradients) == joined(all));
   CHECK(sums.others == 1);
-  says(r.explain, "  gradients of transformer.blocks.");
+  check_contains(r.explain, "  gradients of transformer.blocks.");
   // Replicated parameters: one all-reduce for all of them.
   r = plan_training(small, data8, {}, dp);
   sums = summed(r);
   CHECK(joined(sums.gradients) == joined(all));
   CHECK(sums.others == 1);
   REQUIRE(r.collectives.size() == 1);
-  says(r.explain, "  gradient of ");
+  check_contains(r.explain, "  gradient of ");
   // Reductions of activations are not gradients.
   CHECK(summed(plan_training(small, model8, tp, tp)).gradients.empty());
   // If devices share the update of a replicated parameter, they communicate the updated parameter.
@@ -133,8 +133,8 @@ TEST_CASE("explain: reductions of gradients are named by their parameters") {
   const auto in = Mappings::of_each({dp, {}, fs}), out = Mappings::of_each({{}, fs});
   r = named_jit(zero1, {.mesh = data8, .axis_resources = dp, .in = in, .out = out})
           .plan(zeros({Axis("batch", 64), Embed}), m, optimizer.init(m));
-  says(r.explain, "  gradient of weight (mlp=64, embed=64)");
-  says(r.explain, "  new weight (mlp=64, embed=64)");
+  check_contains(r.explain, "  gradient of weight (mlp=64, embed=64)");
+  check_contains(r.explain, "  new weight (mlp=64, embed=64)");
 }
 
 namespace {
@@ -203,13 +203,13 @@ TEST_CASE(
     check(plain, [&](const Net& w, const NamedArray& x) {
       const Axis Micro("micro", 2);
       using Sums = std::pair<NamedArray, Net>;
-      auto turn = [=](const Sums& sums, const NamedArray& x) {
+      auto body = [=](const Sums& sums, const NamedArray& x) {
         auto all = flatten(sums), more = flatten(Sums(value_and_grad(loss)(w, x)));
         for (std::size_t k = 0; k < all.size(); ++k) all[k] = all[k] + more[k];
         return unflatten(sums, all);
       };
       const Sums zero(zeros({}), tree_map([](const NamedArray& a) { return zeros_like(a); }, w));
-      auto [l, g] = fold(turn, Micro)(zero, unflatten_axis(x, Many, {Many.resize(8), Micro}));
+      auto [l, g] = fold(body, Micro)(zero, unflatten_axis(x, Many, {Many.resize(8), Micro}));
       return std::pair(l, tree_map(sgd, w, g));
     });
   }
@@ -228,14 +228,14 @@ const Mapping by_rows{{"rows", "data"}};
 Pair pair_of() { return {zeros({Wide, Narrow}), zeros({Wide, Narrow})}; }
 NamedArray layer(const NamedArray& w, const NamedArray& x) { return tanh(dot(x, w, Wide)); }
 // Returns the report of a step with replicated arguments and a sharded array of rows (rows, wide).
-template <class F, class... A> JitReport of_rows(F step, const A&... whole) {
+template <class F, class... A> JitReport of_rows(F step, const A&... replicated) {
   std::vector<std::optional<Mapping>> in(sizeof...(A), Mapping{});
   in.push_back(by_rows);
   return named_jit(step, {.mesh = data8,
                           .axis_resources = by_rows,
                           .in = Mappings(in),
                           .out = Mappings(Mapping{})})
-      .plan(whole..., zeros({Rows, Wide}));
+      .plan(replicated..., zeros({Rows, Wide}));
 }
 std::string arrays(const JitReport& r) {
   std::string out;
@@ -256,11 +256,11 @@ TEST_CASE("explain: a reduction that serves several parameters names all of them
   CHECK(of([](const Pair& p) { return p.a - tanh(p.b) * 2.; }) == "gradient of a and b");
   CHECK(of([](const Pair& p) { return p.a * exp(p.b); }) == "gradient of a and b");
   // Two matmuls with the same rows and the same cotangent.
-  auto apart = [](const Pair& p, const NamedArray& x) {
+  auto two_matmuls = [](const Pair& p, const NamedArray& x) {
     return grad([&](const Pair& q) { return mean(tanh(dot(x, q.a, Wide) + dot(x, q.b, Wide))); })(
         p);
   };
-  CHECK(arrays(of_rows(apart, pair_of())) == "gradient of a and b");
+  CHECK(arrays(of_rows(two_matmuls, pair_of())) == "gradient of a and b");
   // A parameter and an adapter whose outputs are added; neither of them is the operand of the
   // matmul.
   struct Adapted {
@@ -279,7 +279,7 @@ TEST_CASE("explain: a reduction that serves several parameters names all of them
   };
   auto r = of_rows(all, Deep{pair_of(), pair_of()});
   CHECK(arrays(r) == "gradient of up.a and 2 more");
-  says(r.explain, "  gradient of up.a and 2 more (wide=96, narrow=32)  ");
+  check_contains(r.explain, "  gradient of up.a and 2 more (wide=96, narrow=32)  ");
 }
 
 TEST_CASE("explain: equal paths of several arguments are distinguished by the argument") {
@@ -298,15 +298,15 @@ TEST_CASE("explain: equal paths of several arguments are distinguished by the ar
   auto both = [](const Layered& m, const Layered& n, const NamedArray& x) {
     return m.up(x) + n.up(x);
   };
-  auto cut = Mapping{{"wide", "data"}};
+  auto by_wide = Mapping{{"wide", "data"}};
   auto r = named_jit(both, {.mesh = data8,
                             .axis_resources = by_rows,
-                            .in = Mappings::of_each({cut, cut, by_rows})})
+                            .in = Mappings::of_each({by_wide, by_wide, by_rows})})
                .plan(m, m, zeros({Rows, Wide}));
   CHECK(arrays(r) == "argument 1: up.weight, argument 0: up.weight");
-  says(r.explain,
-       "  argument 1: up.weight (narrow=32, wide=96) and 1 more  dot; explain_test.cpp:");
-  says(r.explain, ", in argument 1: up ");
+  check_contains(r.explain,
+                 "  argument 1: up.weight (narrow=32, wide=96) and 1 more  dot; explain_test.cpp:");
+  check_contains(r.explain, ", in argument 1: up ");
   // Paths that differ need no argument number.
   auto one = [](const Pair& p, const Deep& q, const NamedArray& x) {
     return grad([&](const Pair& p) { return mean(layer(p.a, x) * layer(q.up.a, x)); })(p);
@@ -325,12 +325,12 @@ TEST_CASE("explain: a gradient is recognized for all uses of it") {
         "gradient of down.a, gradient of down.b");
   CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down.b; }) ==
         "gradient of down.b");
-  struct Told {
+  struct Result {
     Pair gradients;
     NamedArray number;
   };
   CHECK(of([&](const Deep& p, const NamedArray& x) {
-          return Told{grad(loss)(p, x).up, zeros({})};
+          return Result{grad(loss)(p, x).up, zeros({})};
         }) == "gradient of up.a, gradient of up.b");
   // With respect to some of the parameters.
   CHECK(of([&](const Deep& p, const NamedArray& x) {
@@ -426,11 +426,12 @@ TEST_CASE("explain: without a mesh the report has the memory of one device and n
   auto check = [&](const auto& f) {
     const auto r = f.plan(model, state, ids);
     CHECK(explain(f) == r.explain);
-    says(r.explain, "on one device, no collectives\n\nmemory at the peak\nparameters ");
+    check_contains(r.explain, "on one device, no collectives\n\nmemory at the peak\nparameters ");
     for (auto* purpose : {"\noptimizer ", "\ninputs ", "\ngradients ", "\nactivations "})
-      says(r.explain, purpose);
-    says(r.explain,
-         "158272 parameters x 16 bytes (values, gradients, optimizer): 2.53 MB on one device\n");
+      check_contains(r.explain, purpose);
+    check_contains(
+        r.explain,
+        "158272 parameters x 16 bytes (values, gradients, optimizer): 2.53 MB on one device\n");
     std::int64_t sum = 0;
     for (auto& m : r.memory) sum += m.bytes;
     CHECK(sum == r.argument_bytes + r.peak_bytes);
@@ -462,9 +463,10 @@ TEST_CASE("explain: sixteen bytes per parameter are sharded over all devices") {
   CHECK(bytes_of(r, "optimizer") == 2 * bytes_of(r, "parameters"));
   CHECK(bytes_of(r, "gradients") >= bytes_of(r, "parameters"));
   CHECK(bytes_of(r, "gradients") <= 1.1 * bytes_of(r, "parameters") + table);
-  says(r.explain,
-       "1.558 billion parameters x 16 bytes (values, gradients, optimizer): 24.9 GB on one device, "
-       "3.12 GB on each of 8");
+  check_contains(
+      r.explain,
+      "1.558 billion parameters x 16 bytes (values, gradients, optimizer): 24.9 GB on one device, "
+      "3.12 GB on each of 8");
 }
 
 TEST_CASE("strict: an implicit all-gather raises with its op, its axis and its line") {
@@ -479,22 +481,22 @@ TEST_CASE("strict: an implicit all-gather raises with its op, its axis and its l
   };
   const Mapping rows{{"batch", "model"}}, columns{{"mlp", "model"}};
   int line = 0;
-  auto both_cut = [&](const NamedArray& x, const NamedArray& w) {
+  auto both_sharded = [&](const NamedArray& x, const NamedArray& w) {
     line = __LINE__ + 1;
     return dot(x, w, "embed");
   };
   // The columns of the result and the rows of x are sharded over the same mesh axis.
   auto text = error_of([&] {
-    named_jit(both_cut, options({rows, columns}, columns, true)).plan(x, w);
+    named_jit(both_sharded, options({rows, columns}, columns, true)).plan(x, w);
   });
-  says(text,
-       "[strict] dot gathers input (batch=8, embed=16) over model, "
-       "256 bytes communicated per device, without a request for it");
-  says(text, "explain_test.cpp:" + std::to_string(line));
-  auto report = named_jit(both_cut, options({rows, columns}, columns, false)).plan(x, w);
+  check_contains(text,
+                 "[strict] dot gathers input (batch=8, embed=16) over model, "
+                 "256 bytes communicated per device, without a request for it");
+  check_contains(text, "explain_test.cpp:" + std::to_string(line));
+  auto report = named_jit(both_sharded, options({rows, columns}, columns, false)).plan(x, w);
   REQUIRE(report.collectives.size() == 1);
   CHECK(report.collectives[0].asked == "");
-  says(report.explain, "none (unrequested)");
+  check_contains(report.explain, "none (unrequested)");
   // An explicit `shard` or the mapping of a result requests the gather.
   auto by_hand = [&](const NamedArray& x, const NamedArray& w) {
     return dot(shard(x, {}), w, "embed");
@@ -528,9 +530,9 @@ TEST_CASE(
   CHECK(sent[1].kind == "reduce-scatter");  // for the gradient of the keys
   CHECK(sent[0].kind == "all-gather");
   CHECK(sent[0].asked == "");
-  says(error_of([&] { named_jit(slopes, options(true)).plan(q, w, x); }),
-       "[strict] dot gathers dot (key_pos=8, d=4) over data, "
-       "64 bytes communicated per device, without a request for it");
+  check_contains(error_of([&] { named_jit(slopes, options(true)).plan(q, w, x); }),
+                 "[strict] dot gathers dot (key_pos=8, d=4) over data, "
+                 "64 bytes communicated per device, without a request for it");
 }
 
 TEST_CASE("strict: a mapping may not name an axis that no array has") {
@@ -541,15 +543,15 @@ TEST_CASE("strict: a mapping may not name an axis that no array has") {
                             .axis_resources = Mapping{{"batch", "data"}, {"bach", "data"}}};
   CHECK(named_jit(f, options).plan(x).sent_bytes == 0);
   options.strict = true;
-  says(error_of([&] { named_jit(f, options).plan(x); }),
-       "[strict] the mapping {batch: data, bach: data} names axis bach, "
-       "which is not in any array; did you mean batch");
+  check_contains(error_of([&] { named_jit(f, options).plan(x); }),
+                 "[strict] the mapping {batch: data, bach: data} names axis bach, "
+                 "which is not in any array; did you mean batch");
   auto scoped = [](const NamedArray& x) {
     axis_mapping inside(Mapping{{"hiden", "data"}});
     return x + 1.;
   };
   options.axis_resources = Mapping{{"batch", "data"}};
-  says(error_of([&] { named_jit(scoped, options).plan(x); }), "axis hiden");
+  check_contains(error_of([&] { named_jit(scoped, options).plan(x); }), "axis hiden");
 }
 
 TEST_CASE("strict: GPT-2 trains with every plain strategy") {

@@ -60,17 +60,17 @@ TEST_CASE("jit: a hundred calls with different C++ scalars are one trace") {
   CHECK(difference(given(x, 3.), x * 3., 0) == "");
   CHECK(difference(jit([&](const NamedArray& v) { return pointer(v, 3.); })(x), x * 3., 0) == "");
   Mesh mesh{{{"data", 2}}};
-  auto cut = named_jit(scaled, {.mesh = mesh, .axis_resources = Mapping{{"n", "data"}}});
-  for (int i = 0; i < 3; ++i) CHECK(difference(cut(x, i), x * double(i), 0) == "");
-  CHECK(cut.report().traces == 1);
+  auto sharded = named_jit(scaled, {.mesh = mesh, .axis_resources = Mapping{{"n", "data"}}});
+  for (int i = 0; i < 3; ++i) CHECK(difference(sharded(x, i), x * double(i), 0) == "");
+  CHECK(sharded.report().traces == 1);
 }
 
 TEST_CASE("jit: scalars are traced through transforms of functions with array parameters") {
   auto x = arange(N).astype(DType::f32);
   auto f = [](const NamedArray& v, const NamedArray& by) { return sum(v * v * by); };
   Mesh mesh{{{"data", 2}}};
-  auto check = [&](auto g, auto&& want) {
-    for (int i = 1; i < 4; ++i) CHECK(difference(g(x, 0.5 * i), want(0.5 * i), 1e-5) == "");
+  auto check = [&](auto g, auto&& expected) {
+    for (int i = 1; i < 4; ++i) CHECK(difference(g(x, 0.5 * i), expected(0.5 * i), 1e-5) == "");
     CHECK(g.report().traces == 1);
   };
   auto slope = [&](double by) { return x * (2 * by); };

@@ -49,7 +49,7 @@ TEST_CASE("devices: sums over some mesh axes add strided arrays in rank order") 
   CHECK(out[2] == out[0]);
   const float y[4] = {1e8f, 1, -1e8f,
                       1};  // in rank order, the first 1 is lost and the second one is not
-  for (int again = 0; again < 20; ++again) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
     float sums[4];
     on_devices(four, [&](int d, Communicator& c) {
       auto how = sum_of(1, {0, 1});
@@ -141,7 +141,7 @@ TEST_CASE("devices: threads are reused by the next call") {
   int started = device_threads();
   CHECK(seen.count(std::this_thread::get_id()) == 1);
   CHECK(seen.size() == 4);
-  for (int again = 0; again < 5; ++again) on_devices(four, note);
+  for (int repeat = 0; repeat < 5; ++repeat) on_devices(four, note);
   CHECK(seen.size() == 4);
   CHECK(device_threads() == started);
 }
@@ -162,11 +162,11 @@ TEST_CASE("devices: a backend with its own collectives communicates directly") {
     std::shared_ptr<program::Communicator> communicator(const program::Dims& mesh, int d, int,
                                                         program::RankGroup*) override {
       std::lock_guard hold(lock);
-      asked.push_back(mesh);
+      requested.push_back(mesh);
       return given[d] = std::make_shared<Own>();
     }
     std::mutex lock;
-    std::vector<program::Dims> asked;
+    std::vector<program::Dims> requested;
     std::map<int, std::shared_ptr<Own>> given;
   } device;
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
@@ -181,7 +181,7 @@ TEST_CASE("devices: a backend with its own collectives communicates directly") {
     return 0;
   });
   CHECK(text == "[test] so it is");
-  CHECK(device.asked == std::vector<program::Dims>(4, {2, 2}));
+  CHECK(device.requested == std::vector<program::Dims>(4, {2, 2}));
   CHECK(device.given[2]->failed == "[test] so it is");
 }
 
@@ -201,16 +201,16 @@ TEST_CASE("mesh: what a call leaves on the devices is not cut again") {
                               .mesh = two,
                               .axis_resources = params});
     auto mine = w + 0.;
-    auto want = mine.doubles();
+    auto expected = mine.doubles();
     auto next = f(mine, x).first;
     CHECK(f.report().split_bytes == 2 * 8 * 6 * 4);  // both arguments, once
-    auto again = f(next, x);
+    auto result = f(next, x);
     CHECK(f.report().split_bytes == 8 * 6 * 4);  // only x
-    auto xs = x.doubles(), got = again.first.doubles();
-    f(again.first, donate ? x : next);
+    auto xs = x.doubles(), got = result.first.doubles();
+    f(result.first, donate ? x : next);
     CHECK(f.report().split_bytes == (donate ? 8 * 6 * 4 : 0));
     for (std::size_t i = 0; i < got.size(); ++i)
-      CHECK(got[i] == doctest::Approx((want[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
+      CHECK(got[i] == doctest::Approx((expected[i] * 0.5 + xs[i]) * 0.5 + xs[i]));
     if (donate) {
       CHECK_THROWS_AS(next.doubles(), Error);
       // An array that was read on the host is still sharded on the devices, and later calls do not

@@ -199,17 +199,17 @@ TEST_CASE("numpy: damaged archives raise, for any damaged byte") {
   for (auto& good : {compressed(), slurp(folder / "x.npz")}) {
     for (std::size_t n = 0; n < good.size(); n += 3)
       CHECK(message_of([&] { return read_npz(spilled(folder, good.substr(0, n))); }) != "");
-    int told = 0;
+    int reported = 0;
     for (std::size_t k = 0; k < good.size(); ++k)
       for (int bit : {0, 3, 7}) {
         auto bad = good;
         bad[k] = char(bad[k] ^ (1 << bit));
         auto text = error_of([&] { return read_npz(spilled(folder, bad)); });
-        told += !text.empty();
+        reported += !text.empty();
         // Names, dates and similar fields have no effect.
         CHECK_MESSAGE((text.empty() || text.starts_with("[read_np")), text);
       }
-    CHECK(told > int(good.size()));
+    CHECK(reported > int(good.size()));
   }
 }
 

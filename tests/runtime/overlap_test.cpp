@@ -76,14 +76,14 @@ class Timetable {
          work = 0;  // seconds: the clock, the sum of all collectives, the sum of all matmuls
 
  private:
-  void steps(const std::vector<program::Step>& all, bool last_turn) {
+  void steps(const std::vector<program::Step>& all, bool last_iteration) {
     for (auto& s : all) switch (s.kind) {
         case program::Kind::loop:
           for (std::int64_t t = 1; t <= s.loop.trips; ++t)
-            steps(s.loop.body, s.loop.variable < 0 ? last_turn : t == s.loop.trips);
+            steps(s.loop.body, s.loop.variable < 0 ? last_iteration : t == s.loop.trips);
           break;
         case program::Kind::skip:
-          if (last_turn) return;
+          if (last_iteration) return;
           break;
         case program::Kind::contract: {
           auto took = program::multiplications({s}) * multiplication_;
@@ -120,7 +120,7 @@ Ran ran(const std::vector<Compiled>& devices, std::chrono::microseconds latency)
   out.results.resize(2);
   constexpr int steps = 8;
   std::atomic<int> first{0};
-  auto said = on_ranks(
+  auto errors = on_ranks(
       2,
       [&](Peers& peers, SimulatedRanks&) {
         auto& mine = devices[std::size_t(peers.rank())];
@@ -146,7 +146,7 @@ Ran ran(const std::vector<Compiled>& devices, std::chrono::microseconds latency)
         }
       },
       0ms, 1 << 30, latency);
-  for (auto& s : said) CHECK(s == "");
+  for (auto& s : errors) CHECK(s == "");
   return out;
 }
 

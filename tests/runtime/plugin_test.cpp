@@ -33,14 +33,14 @@ struct Folder {
   void make(const std::string& name, const std::string& text, const std::string& with = "") {
     const auto file = (at / ("lib" + name)).string();
     std::ofstream(file + ".cpp") << text;
-    auto* asked = std::getenv("HALIAX_CXX");
-    const std::string compiler = asked && *asked ? asked : "c++";
+    auto* requested = std::getenv("HALIAX_CXX");
+    const std::string compiler = requested && *requested ? requested : "c++";
     REQUIRE(std::system((compiler + " -shared -fPIC " + file + ".cpp -o " + file + ".so " + with)
                             .c_str()) == 0);
   }
   fs::path at;
 };
-std::string said_of(const std::string& name) {
+std::string error_for(const std::string& name) {
   return error_of([&] { return backend(name).name(); });
 }
 std::string plugin_of(const std::string& version, const std::string& abi,
@@ -66,16 +66,16 @@ const fs::path& builds() {  // the build folder of this program
 
 TEST_CASE("plugins: a missing plugin raises with the folders that were searched") {
   Folder folder;
-  auto text = said_of("nobodys");
+  auto text = error_for("nobodys");
   CHECK(starts(text,
                "[backend] there is no backend nobodys; available are cpu and reference; no plugin "
                "libhaliax_nobodys.so in /none, " +
                    folder.at.string() + ", " + (builds() / "tests").string() + ", " +
                    builds().string() + ", "));
   CHECK(has(text, "/haliax; HALIAX_PLUGINS=FOLDER adds a folder of plugins"));
-  CHECK(has(said_of("cqu"), "did you mean cpu?"));
-  CHECK(has(said_of("../../x"), "there is no backend ../../x"));
-  CHECK(has(said_of(""), "there is no backend"));
+  CHECK(has(error_for("cqu"), "did you mean cpu?"));
+  CHECK(has(error_for("../../x"), "there is no backend ../../x"));
+  CHECK(has(error_for(""), "there is no backend"));
 }
 
 TEST_CASE("plugins: another version, another ABI or a missing entry point raises") {
@@ -88,17 +88,17 @@ TEST_CASE("plugins: another version, another ABI or a missing entry point raises
     return name + (" (" + folder.at.string()) + "/libhaliax_" + name + ".so)";
   };
   const auto mine = ", but this is " + version + " (" + abi + "); build both from the same sources";
-  CHECK(starts(said_of("older"), "[backend] " + file("older") +
-                                     " cannot be used: it was built for haliax 0.0.9 (" + abi +
-                                     ")" + mine));
-  CHECK(starts(said_of("other"), "[backend] " + file("other") +
-                                     " cannot be used: it was built for haliax " + version +
-                                     " (feed)" + mine));
-  CHECK(starts(said_of("stranger"),
+  CHECK(starts(error_for("older"), "[backend] " + file("older") +
+                                       " cannot be used: it was built for haliax 0.0.9 (" + abi +
+                                       ")" + mine));
+  CHECK(starts(error_for("other"), "[backend] " + file("other") +
+                                       " cannot be used: it was built for haliax " + version +
+                                       " (feed)" + mine));
+  CHECK(starts(error_for("stranger"),
                "[backend] " + file("stranger") + " cannot be used: it is not a plugin"));
   std::ofstream(folder.at / "libhaliax_text.so") << "no library";
-  CHECK(has(said_of("text"), "cannot be used: "));
-  CHECK(said_of("text").size() > file("text").size() + 30);
+  CHECK(has(error_for("text"), "cannot be used: "));
+  CHECK(error_for("text").size() > file("text").size() + 30);
 }
 
 TEST_CASE("plugins: a missing dependency of a plugin is named") {
@@ -108,7 +108,7 @@ TEST_CASE("plugins: a missing dependency of a plugin is named") {
               "extern \"C\" int wanted();\n" + plugin_of("", "", "(void* (*)())&wanted"),
               "-L" + folder.at.string() + " -lwanted");
   fs::remove(folder.at / "libwanted.so");
-  CHECK(has(said_of("needy"),
+  CHECK(has(error_for("needy"),
             "cannot be used: it requires libwanted.so, which is not found; "
             "add the folder of libwanted.so to the loader's path"));
 }
@@ -126,8 +126,8 @@ TEST_CASE("plugins: the factory of a device is called once, and its exception is
               "#include <stdexcept>\nstatic void* device() "
               "{ throw std::runtime_error(\"[angry] no\"); }\n" +
                   plugin_of(version, abi, "device"));
-  CHECK(said_of("angry") == "[angry] no");
-  CHECK(said_of("angry") == "[angry] no");
+  CHECK(error_for("angry") == "[angry] no");
+  CHECK(error_for("angry") == "[angry] no");
 }
 
 TEST_CASE("plugins: programs link no CUDA library and open none unless the backend is requested") {

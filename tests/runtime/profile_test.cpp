@@ -40,19 +40,20 @@ std::string here(int line) { return "profile_test.cpp:" + std::to_string(line); 
 
 // The trace that a process running the case below writes, and its output.
 struct Traced {
-  std::string said;
+  std::string output;
   nlohmann::json file;
 };
 Traced traced(const std::string& what, const std::string& path, const std::string& read = "") {
-  auto said = output_of("HALIAX_DEVICES=2 HALIAX_PROFILE=" + path + " WHAT=" + what + " /proc/" +
-                        std::to_string(getpid()) + "/exe --no-skip -tc='profile: a process' 2>&1");
+  auto output =
+      output_of("HALIAX_DEVICES=2 HALIAX_PROFILE=" + path + " WHAT=" + what + " /proc/" +
+                std::to_string(getpid()) + "/exe --no-skip -tc='profile: a process' 2>&1");
   std::ifstream in(read.empty() ? path : read);
-  return {said, nlohmann::json::parse(in, nullptr, false)};
+  return {output, nlohmann::json::parse(in, nullptr, false)};
 }
 std::string scratch_file(const char* name) {
   return (std::filesystem::temp_directory_path() / (std::to_string(getpid()) + name)).string();
 }
-NamedArray walked(const NamedArray& x) {
+NamedArray looped(const NamedArray& x) {
   return fold([](const NamedArray& state, const NamedArray& row) { return tanh(state + row); },
               "time")(zeros(E), x);
 }
@@ -120,16 +121,16 @@ TEST_CASE("profile: steps of parallel iterations have their share of the call") 
     CHECK(has(to_string(p), "; " + std::to_string(threads) + " at a time") == (threads > 1));
     CHECK(p.steps_s <= p.wall_s);
     CHECK(p.steps_s > p.wall_s * 0.7);
-    double turns = 0;
+    double iterations = 0;
     for (auto& s : p.steps)
-      if (s.kind == "contract") turns += s.calls;
-    CHECK(turns >= 12);
+      if (s.kind == "contract") iterations += s.calls;
+    CHECK(iterations >= 12);
   }
 }
 
 TEST_CASE("profile: a loop counts its iterations, and their time once") {
   auto x = random::normal(random::key(1), {T, E}).eval();
-  auto p = profile(jit(walked), x);
+  auto p = profile(jit(looped), x);
   CAPTURE(to_string(p));
   auto* loop = found(p, "loop");
   REQUIRE(loop);
@@ -215,7 +216,7 @@ TEST_CASE("profile: a first call counts if it is the only one") {
   auto f = jit([](const NamedArray& x) { return exp(x) * 2.f; });
   auto x = arange(X).astype(DType::f32).eval();
   Profiler p;
-  Profiling told(&p);
+  Profiling profiling(&p);
   for (int calls : {1, 1, 2}) {
     f(x);
     auto s = p.summary(0, 0);
@@ -260,7 +261,7 @@ TEST_CASE("profile: a process" * doctest::skip()) {
   std::string what = std::getenv("WHAT") ? std::getenv("WHAT") : "";
   auto x = random::normal(random::key(1), {T, E});
   std::printf("says: %s.\n", error_of([&] { x.eval(); }).c_str());
-  if (what == "loop") jit(walked)(x);
+  if (what == "loop") jit(looped)(x);
   if (what == "mesh") {
     named_jit([](const NamedArray& x) { return sum(x, "time") + 1.; },
               {.mesh = Mesh({{"data", 2}}), .axis_resources = Mapping{{"time", "data"}}})(x);
@@ -296,10 +297,10 @@ TEST_CASE("profile: a process" * doctest::skip()) {
 
 TEST_CASE("profile: HALIAX_PROFILE writes a trace with steps nested in loops, and loops in calls") {
   auto path = scratch_file("loop.json");
-  auto [said, trace] = traced("loop", path);
+  auto [output, trace] = traced("loop", path);
   std::filesystem::remove(path);
-  CHECK(has(said, "says: ."));
-  CHECK(has(said, "the trace is in " + path));
+  CHECK(has(output, "says: ."));
+  CHECK(has(output, "the trace is in " + path));
   REQUIRE(!trace.is_discarded());
   nlohmann::json loop, call;
   int inside = 0;
@@ -310,16 +311,16 @@ TEST_CASE("profile: HALIAX_PROFILE writes a trace with steps nested in loops, an
     if (e["cat"] == "call") call = e;  // the last one
   }
   REQUIRE(loop.is_object());
-  auto lies_in = [](const nlohmann::json& e, const nlohmann::json& around) {
+  auto is_within = [](const nlohmann::json& e, const nlohmann::json& around) {
     double from = e["ts"], to = from + double(e["dur"]), first = around["ts"],
            last = first + double(around["dur"]);
     return from >= first && to <= last + 0.01 && e["pid"] == around["pid"] &&
            e["tid"] == around["tid"];
   };
   for (auto& e : trace["traceEvents"])
-    if (e["ph"] == "X" && e["cat"] == "fused" && lies_in(e, loop)) ++inside;
+    if (e["ph"] == "X" && e["cat"] == "fused" && is_within(e, loop)) ++inside;
   CHECK(inside >= 40);
-  CHECK(lies_in(loop, call));
+  CHECK(is_within(loop, call));
   CHECK(has(call["name"].get<std::string>(), "jit at profile_test.cpp:"));
   CHECK(trace["otherData"]["left_out"] == 0);
 }
@@ -389,11 +390,11 @@ TEST_CASE("profile: a long trace is truncated, with a message") {
 TEST_CASE(
     "profile: a trace file that cannot be written is named, "
     "and without the variable nothing is profiled") {
-  auto said = traced("", "/no/such/folder/trace.json").said;
-  CHECK(has(said,
+  auto output = traced("", "/no/such/folder/trace.json").output;
+  CHECK(has(output,
             "says: [environment] HALIAX_PROFILE is /no/such/folder/trace.json; it must be a file "
             "that can be written (No such "
             "file or directory); profile_test.cpp:"));
-  CHECK(!has(traced("loop", "''", "/dev/null").said, "the trace is in"));
+  CHECK(!has(traced("loop", "''", "/dev/null").output, "the trace is in"));
   CHECK(profiler() == nullptr);
 }

@@ -61,8 +61,8 @@ Array made(const Dims& dims, DType dtype, std::mt19937& dice, bool filled) {
     auto v = double(int(dice() % 2001)) / 100 - 10;
     if (dice() % 50 == 0) v *= 1e6;
     if (dice() % 50 == 0) v = NAN;
-    auto whole = std::uint64_t(dice()) << 32 | dice();
-    scalar::store(dtype, a.memory.data() + i, {v, std::int64_t(dice() % 2 ? whole : whole % 100)});
+    auto bits = std::uint64_t(dice()) << 32 | dice();
+    scalar::store(dtype, a.memory.data() + i, {v, std::int64_t(dice() % 2 ? bits : bits % 100)});
   }
   return a;
 }
@@ -72,11 +72,11 @@ struct Exchange {
   std::vector<std::vector<Array>> x, out;
 };
 Dims drawn_dims(std::mt19937& dice) {
-  Dims whole;
-  for (auto d = 1 + dice() % 3; d > 0; --d) whole.push_back(std::int64_t(1 + dice() % 9));
-  if (dice() % 6 == 0) whole.back() = 1'000 + std::int64_t(dice() % 300);
-  if (dice() % 24 == 0) whole = {70'000, 2};  // several messages
-  return whole;
+  Dims full;
+  for (auto d = 1 + dice() % 3; d > 0; --d) full.push_back(std::int64_t(1 + dice() % 9));
+  if (dice() % 6 == 0) full.back() = 1'000 + std::int64_t(dice() % 300);
+  if (dice() % 24 == 0) full = {70'000, 2};  // several messages
+  return full;
 }
 void add_array(Exchange& e, int device, const Dims& x, const Dims& out, DType dtype,
                std::mt19937& dice) {
@@ -155,18 +155,18 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
   const auto ranks = std::int64_t(group_of(mesh, over, 0).size());
   for (auto arrays = 1 + dice() % 3; arrays > 0; --arrays) {
     const auto dtype = DType(dice() % 13);
-    const auto whole = drawn_dims(dice);
-    const auto dim = std::size_t(dice() % whole.size());
-    const auto step = (whole[dim] + ranks - 1) / ranks;
+    const auto full = drawn_dims(dice);
+    const auto dim = std::size_t(dice() % full.size());
+    const auto step = (full[dim] + ranks - 1) / ranks;
     for (int d = 0; d < n; ++d) {
       const auto group = group_of(mesh, over, d);
       const auto at = std::int64_t(std::find(group.begin(), group.end(), d) - group.begin());
-      Dims block = whole;
-      block[dim] = std::clamp<std::int64_t>(whole[dim] - at * step, 0, step);
+      Dims block = full;
+      block[dim] = std::clamp<std::int64_t>(full[dim] - at * step, 0, step);
       e.how[std::size_t(d)].dim.push_back(int(dim));
-      e.how[std::size_t(d)].size.push_back(whole[dim]);
-      add_array(e, d, wire == CollectiveKind::all_gather ? block : whole,
-                wire == CollectiveKind::reduce_scatter ? block : whole, dtype, dice);
+      e.how[std::size_t(d)].size.push_back(full[dim]);
+      add_array(e, d, wire == CollectiveKind::all_gather ? block : full,
+                wire == CollectiveKind::reduce_scatter ? block : full, dtype, dice);
     }
   }
   return e;
@@ -311,7 +311,7 @@ TEST_CASE(
     same(threads);
     const int each = mesh.devices() % 2 == 0 && round % 2 ? 2 : 1;  // devices per rank
     std::atomic<std::int64_t> sent = 0;
-    const auto said = on_ranks(
+    const auto errors = on_ranks(
         mesh.devices() / each,
         [&](Peers& peers, SimulatedRanks&) {
           Peers::JointCall call(peers, "a test");
@@ -326,7 +326,7 @@ TEST_CASE(
           sent += peers.sent_bytes();
         },
         0ms, round % 3 ? 1 << 30 : 1 << 15);
-    for (auto& s : said) REQUIRE(s == "");
+    for (auto& s : errors) REQUIRE(s == "");
     same(got);
     if (each == 1 && got.how[0].kind != CollectiveKind::exchange)
       REQUIRE(sent == ring_bytes(got, mesh));
@@ -334,7 +334,7 @@ TEST_CASE(
 }
 
 TEST_CASE("ranks: a rank that raises is named by all others") {
-  const auto said = on_ranks(4, [](Peers& peers, SimulatedRanks&) {
+  const auto errors = on_ranks(4, [](Peers& peers, SimulatedRanks&) {
     if (peers.rank() == 2) throw Error("[disk] it is full");
     for (;;) {
       peers.check();
@@ -342,13 +342,13 @@ TEST_CASE("ranks: a rank that raises is named by all others") {
     }
   });
   for (int r : {0, 1, 3}) {
-    CHECK(has(said[std::size_t(r)], "[ranks] rank 2 (here, process "));
-    CHECK(has(said[std::size_t(r)], "has failed: [disk] it is full"));
+    CHECK(has(errors[std::size_t(r)], "[ranks] rank 2 (here, process "));
+    CHECK(has(errors[std::size_t(r)], "has failed: [disk] it is full"));
   }
 }
 
 TEST_CASE("ranks: a rank that stops responding is named") {
-  const auto said = on_ranks(
+  const auto errors = on_ranks(
       3,
       [](Peers& peers, SimulatedRanks& carrier) {
         carrier.silent = peers.rank() == 1;
@@ -358,7 +358,7 @@ TEST_CASE("ranks: a rank that stops responding is named") {
         }
       },
       2s);
-  for (int r : {0, 2}) CHECK(has(said[std::size_t(r)], "rank 1 has not responded for 2"));
+  for (int r : {0, 2}) CHECK(has(errors[std::size_t(r)], "rank 1 has not responded for 2"));
 }
 
 TEST_CASE("ranks: different collectives, and a rank that has ended, raise") {
@@ -380,7 +380,7 @@ TEST_CASE("ranks: different collectives, and a rank that has ended, raise") {
     }
 
     for (auto& c : one.how) c.monoid = program::Monoid::sum;
-    const auto said = on_ranks(2, [&](Peers& peers, SimulatedRanks&) {
+    const auto errors = on_ranks(2, [&](Peers& peers, SimulatedRanks&) {
       const bool second = peers.rank() == 1;
       if (second && how == "ended") return;
       Peers::JointCall call(peers,
@@ -388,20 +388,21 @@ TEST_CASE("ranks: different collectives, and a rank that has ended, raise") {
       RankCommunicator c(peers, call, two, peers.rank());
       run(second ? other : one, peers.rank(), c);
     });
-    CHECK(has(said[0], how == "ended" ? "[ranks] rank 1 has ended, but rank 0 waits for it at jit "
-                                        "at a.cpp:1 (call 1); all ranks must make"
-                                      : "makes a different call than rank"));
+    CHECK(has(errors[0], how == "ended"
+                             ? "[ranks] rank 1 has ended, but rank 0 waits for it at jit "
+                               "at a.cpp:1 (call 1); all ranks must make"
+                             : "makes a different call than rank"));
   }
 }
 
 TEST_CASE("ranks: ranks compare their next calls, and the difference is named") {
-  const auto said = on_ranks(3, [](Peers& peers, SimulatedRanks&) {
+  const auto errors = on_ranks(3, [](Peers& peers, SimulatedRanks&) {
     Peers::JointCall call(peers, "a first call");
     peers.agree({{"version", "1"}, {"mesh", "data=3"}, {"plan", "17", false}});
     peers.agree({{"mesh", peers.rank() == 2 ? "data=2" : "data=3"},
                  {"plan", std::to_string(peers.rank()), false}});
   });
-  for (auto& s : said)
+  for (auto& s : errors)
     CHECK(
         s ==
         "[ranks] rank 1 differs in plan from rank 0; all ranks must run the same program, with the "

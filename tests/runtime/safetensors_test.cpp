@@ -112,9 +112,9 @@ TEST_CASE("safetensors: written files are read back unchanged") {
       Error);
 
   // Writing again produces the same bytes, for any order of the tensors.
-  const std::string again = folder / "b.safetensors";
-  write_safetensors(again, read);
-  CHECK(slurp(again) == slurp(path));
+  const std::string second = folder / "b.safetensors";
+  write_safetensors(second, read);
+  CHECK(slurp(second) == slurp(path));
 }
 
 TEST_CASE("safetensors: every dtype has its name and size") {
@@ -150,31 +150,31 @@ TEST_CASE("safetensors: a checkpoint in Hugging Face's layout survives a round t
 TEST_CASE("safetensors: a file that is truncated at any byte raises") {
   Folder folder;
   write_safetensors(folder / "whole", small());
-  const std::string whole = slurp(folder / "whole"), cut = folder / "cut";
-  CHECK(complaint(cut, whole) == "");
-  for (std::size_t n = 0; n < whole.size(); ++n) {
+  const std::string complete = slurp(folder / "whole"), truncated = folder / "cut";
+  CHECK(complaint(truncated, complete) == "");
+  for (std::size_t n = 0; n < complete.size(); ++n) {
     CAPTURE(n);
-    CHECK(complaint(cut, whole.substr(0, n)) != "");
+    CHECK(complaint(truncated, complete.substr(0, n)) != "");
   }
-  CHECK(mentions(complaint(cut, whole + "x"), "after the last tensor"));
+  CHECK(mentions(complaint(truncated, complete + "x"), "after the last tensor"));
 }
 
 TEST_CASE("safetensors: a damaged file raises or reads consistently") {
   Folder folder;
   write_safetensors(folder / "whole", small());
-  const std::string whole = slurp(folder / "whole"), broken = folder / "broken";
+  const std::string complete = slurp(folder / "whole"), broken = folder / "broken";
   int refused = 0;
-  for (std::size_t i = 0; i < whole.size(); ++i) {  // each single bit
+  for (std::size_t i = 0; i < complete.size(); ++i) {  // each single bit
     for (int bit = 0; bit < 8; ++bit) {
-      std::string bytes = whole;
+      std::string bytes = complete;
       bytes[i] = char(bytes[i] ^ (1 << bit));
       refused += complaint(broken, bytes) != "";
     }
   }
-  CHECK(refused > int(whole.size()));
+  CHECK(refused > int(complete.size()));
   std::mt19937 random(7);
   for (int round = 0; round < 3000; ++round) {  // several bytes, from the characters of a header
-    std::string bytes = whole;
+    std::string bytes = complete;
     for (int n = 0; n < 1 + round % 6; ++n)
       bytes[random() % bytes.size()] = "0123456789{}[]\",:-e.\0\xff"[random() % 23];
     complaint(broken, bytes);
@@ -183,7 +183,7 @@ TEST_CASE("safetensors: a damaged file raises or reads consistently") {
 
 TEST_CASE("safetensors: an invalid header raises with the name of the tensor") {
   Folder folder;
-  const auto says = [&](const std::string& header, std::size_t data_bytes) {
+  const auto header_complaint = [&](const std::string& header, std::size_t data_bytes) {
     return complaint(folder / "x", file_with(header, data_bytes));
   };
   const auto one = [](const std::string& dtype, const std::string& shape,
@@ -192,43 +192,49 @@ TEST_CASE("safetensors: an invalid header raises with the name of the tensor") {
            offsets + "}}";
   };
   const std::string wte = ": tensor wte ";
-  CHECK(says(one("F32", "[2, 2]", "[0, 16]"), 16) == "");
-  CHECK(says("{}", 0) == "");
+  CHECK(header_complaint(one("F32", "[2, 2]", "[0, 16]"), 16) == "");
+  CHECK(header_complaint("{}", 0) == "");
 
-  CHECK(mentions(says(one("F32", "[2, 2]", "[0, 16]"), 15),
+  CHECK(mentions(header_complaint(one("F32", "[2, 2]", "[0, 16]"), 15),
                  wte + "ends at byte 16 of the data, but there are only 15"));
-  CHECK(mentions(says(one("F32", "[2, 3]", "[0, 16]"), 16),
+  CHECK(mentions(header_complaint(one("F32", "[2, 3]", "[0, 16]"), 16),
                  wte + "has 16 bytes of data, but its shape and dtype F32 require 24"));
-  CHECK(mentions(says(one("F8_E4M3", "[4]", "[0, 4]"), 4),
+  CHECK(mentions(header_complaint(one("F8_E4M3", "[4]", "[0, 4]"), 4),
                  wte + "has dtype F8_E4M3, which is not supported"));
-  CHECK(mentions(says(one("F32", "[-1]", "[0, 4]"), 4), wte + "has a shape"));
-  CHECK(mentions(says(one("F32", "[1.0]", "[0, 4]"), 4), wte + "has a shape"));
-  CHECK(mentions(says(one("F32", "4", "[0, 4]"), 4), wte + "has a shape"));
-  CHECK(mentions(says(one("F32", "[4294967296, 4294967296, 4]", "[0, 0]"), 0),
+  CHECK(mentions(header_complaint(one("F32", "[-1]", "[0, 4]"), 4), wte + "has a shape"));
+  CHECK(mentions(header_complaint(one("F32", "[1.0]", "[0, 4]"), 4), wte + "has a shape"));
+  CHECK(mentions(header_complaint(one("F32", "4", "[0, 4]"), 4), wte + "has a shape"));
+  CHECK(mentions(header_complaint(one("F32", "[4294967296, 4294967296, 4]", "[0, 0]"), 0),
                  wte + "has a shape that is too large"));
-  CHECK(mentions(says(one("F32", "[18446744073709551615]", "[0, 0]"), 0), wte + "has a shape"));
-  CHECK(mentions(says(one("F32", "[9223372036854775807]", "[0, 0]"), 0),
+  CHECK(mentions(header_complaint(one("F32", "[18446744073709551615]", "[0, 0]"), 0),
+                 wte + "has a shape"));
+  CHECK(mentions(header_complaint(one("F32", "[9223372036854775807]", "[0, 0]"), 0),
                  wte + "has a shape that is too large"));
-  CHECK(mentions(says(one("F32", "[1]", "[4, 0]"), 4), wte + "has data_offsets"));
-  CHECK(mentions(says(one("F32", "[1]", "[0, 4, 8]"), 4), wte + "has data_offsets"));
-  CHECK(mentions(says(one("F32", "[1]", "[4, 8]"), 8), wte + "leaves a gap of 4 bytes"));
-  CHECK(mentions(says(R"({"wte": 3})", 0), wte + "must have exactly the fields"));
-  CHECK(mentions(says(R"({"wte": {"dtype": "F32"}})", 0), wte + "must have exactly the fields"));
-  CHECK(mentions(says(R"({"wte": {"dtype": 1, "shape": [], "data_offsets": [0, 4]}})", 4),
+  CHECK(mentions(header_complaint(one("F32", "[1]", "[4, 0]"), 4), wte + "has data_offsets"));
+  CHECK(mentions(header_complaint(one("F32", "[1]", "[0, 4, 8]"), 4), wte + "has data_offsets"));
+  CHECK(
+      mentions(header_complaint(one("F32", "[1]", "[4, 8]"), 8), wte + "leaves a gap of 4 bytes"));
+  CHECK(mentions(header_complaint(R"({"wte": 3})", 0), wte + "must have exactly the fields"));
+  CHECK(mentions(header_complaint(R"({"wte": {"dtype": "F32"}})", 0),
                  wte + "must have exactly the fields"));
-  CHECK(mentions(says(R"({"a\n\u0007b": 3})", 0), "tensor a??b must have"));
+  CHECK(
+      mentions(header_complaint(R"({"wte": {"dtype": 1, "shape": [], "data_offsets": [0, 4]}})", 4),
+               wte + "must have exactly the fields"));
+  CHECK(mentions(header_complaint(R"({"a\n\u0007b": 3})", 0), "tensor a??b must have"));
 
   const std::string part = R"({"dtype": "I8", "shape": [4], "data_offsets": )";
-  CHECK(mentions(says(R"({"a": )" + part + R"([0, 4]}, "wte": )" + part + "[2, 6]}}", 6),
-                 wte + "overlaps tensor a"));
-  CHECK(mentions(says(R"({"wte": )" + part + R"([0, 4]}, "wte": )" + part + "[4, 8]}}", 8),
-                 wte + "is in the header twice"));
+  CHECK(
+      mentions(header_complaint(R"({"a": )" + part + R"([0, 4]}, "wte": )" + part + "[2, 6]}}", 6),
+               wte + "overlaps tensor a"));
+  CHECK(mentions(
+      header_complaint(R"({"wte": )" + part + R"([0, 4]}, "wte": )" + part + "[4, 8]}}", 8),
+      wte + "is in the header twice"));
 
-  CHECK(mentions(says("[1, 2]", 0), "not a JSON object"));
-  CHECK(mentions(says("", 0), "not a JSON object"));
-  CHECK(mentions(says("{\"a\": \"\xff\"}", 0), "not a JSON object"));
-  CHECK(mentions(says(std::string(1000000, '['), 0), "nested too deeply"));
-  CHECK(mentions(says(R"({"__metadata__": {"n": 1}})", 0), "__metadata__"));
+  CHECK(mentions(header_complaint("[1, 2]", 0), "not a JSON object"));
+  CHECK(mentions(header_complaint("", 0), "not a JSON object"));
+  CHECK(mentions(header_complaint("{\"a\": \"\xff\"}", 0), "not a JSON object"));
+  CHECK(mentions(header_complaint(std::string(1000000, '['), 0), "nested too deeply"));
+  CHECK(mentions(header_complaint(R"({"__metadata__": {"n": 1}})", 0), "__metadata__"));
   CHECK(mentions(complaint(folder / "x", std::string(8, '\xff') + "{}"), "specifies a header"));
   std::string bools = file_with(one("BOOL", "[1]", "[0, 1]"), 1);
   bools.back() = 2;

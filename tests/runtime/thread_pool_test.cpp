@@ -27,7 +27,7 @@ TEST_CASE("thread pool: every block is run once, for any number of blocks and wo
 
 TEST_CASE("thread pool: a worker starts with its own share, which is the same each time") {
   Threads two(2);
-  for (int turn = 0; turn < 100; ++turn) {
+  for (int repeat = 0; repeat < 100; ++repeat) {
     std::atomic<int> begun = 0;
     std::atomic<std::int64_t> first[2] = {-1, -1};
     haliax::parallel_for(10, 2, [&](std::int64_t block, int worker) {

@@ -138,12 +138,13 @@ TEST_CASE(
     ++traces;
     return sum(exp(x) * 2., I);
   });
-  std::map<std::int64_t, double> want;
-  for (std::int64_t n : {3, 5, 7}) want[n] = sum(exp(ones({I, Axis("n", n)})) * 2., I).doubles()[0];
+  std::map<std::int64_t, double> expected;
+  for (std::int64_t n : {3, 5, 7})
+    expected[n] = sum(exp(ones({I, Axis("n", n)})) * 2., I).doubles()[0];
   CHECK(at_once(4, [&](int k) {
           for (int i = 0; i < 60; ++i) {
             std::int64_t n = 3 + 2 * ((k + i) % 3);
-            must(std::abs(f(ones({I, Axis("n", n)})).doubles()[0] - want[n]) < 1e-3, "the sum");
+            must(std::abs(f(ones({I, Axis("n", n)})).doubles()[0] - expected[n]) < 1e-3, "the sum");
           }
           return 0;
         }) == "");
@@ -206,7 +207,7 @@ TEST_CASE("threads: concurrent training runs match sequential ones") {
 TEST_CASE("threads: eager gradients, chunks, checkpoints and vmap with shared parameters") {
   auto model = model_of(3);  // lazy: computed by the first thread that reads it
   Batch batch;
-  auto want =
+  auto expected =
       flatten(grad([&](const Model& m) { return loss_of(m, batch); })(model_of(3)))[0].floats();
   CHECK(at_once(4, [&](int k) {
           for (int i = 0; i < 3; ++i) {
@@ -215,12 +216,13 @@ TEST_CASE("threads: eager gradients, chunks, checkpoints and vmap with shared pa
                 return loss_of(q, b);
               })(m, batch);
             };
-            auto kept = checkpoint([](const Model& q, const Batch& b) { return loss_of(q, b); });
+            auto checkpointed =
+                checkpoint([](const Model& q, const Batch& b) { return loss_of(q, b); });
             auto g = k % 2 ? grad(by_chunks)(model)
-                           : grad([&](const Model& m) { return kept(m, batch); })(model);
+                           : grad([&](const Model& m) { return checkpointed(m, batch); })(model);
             auto got = flatten(g)[0].floats();
-            for (std::size_t j = 0; j < want.size(); ++j)
-              must(std::abs(got[j] - want[j]) < 1e-5, "the gradient");
+            for (std::size_t j = 0; j < expected.size(); ++j)
+              must(std::abs(got[j] - expected[j]) < 1e-5, "the gradient");
             auto each =
                 vmap([&](const NamedArray& x) { return sum(model(x), Out); }, B)(batch.x).floats();
             must(std::abs(each[0] - sum(model(batch.x), Out).floats()[0]) < 1e-4, "one by one");
@@ -237,13 +239,13 @@ TEST_CASE("threads: concurrent calls on meshes use devices of their own") {
         return grad([&](const Model& q) { return loss_of(q, b); })(m);
       },
       {.mesh = mesh, .axis_resources = Mapping{{"batch", "data"}, {"mlp", "model"}}});
-  auto want =
+  auto expected =
       flatten(grad([&](const Model& q) { return loss_of(q, Batch()); })(model_of(0)))[0].floats();
   CHECK(at_once(3, [&](int) {
           for (int i = 0; i < 5; ++i) {
             auto got = flatten(f(model_of(0), Batch()))[0].floats();
-            for (std::size_t j = 0; j < want.size(); ++j)
-              must(std::abs(got[j] - want[j]) < 1e-5, "the gradient on a mesh");
+            for (std::size_t j = 0; j < expected.size(); ++j)
+              must(std::abs(got[j] - expected[j]) < 1e-5, "the gradient on a mesh");
           }
           return 0;
         }) == "");

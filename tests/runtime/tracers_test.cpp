@@ -90,11 +90,11 @@ TEST_CASE("tracers: a tracer leaked by a scan is not valid in the next scan over
   CHECK(haliax::map(keep, N)(x).floats() == x.floats());
   auto at = line(-1);
   auto left_in = [&](auto f, std::string where) {
-    auto said = message_of(f);
-    CAPTURE(said);
-    CHECK(has(said, "[scan] the function reads a leaked tracer: it was created at " + made +
-                        " inside scan (" + at + ") and has a value only there"));
-    CHECK(has(said, "return it from that function; " + where));
+    auto message = message_of(f);
+    CAPTURE(message);
+    CHECK(has(message, "[scan] the function reads a leaked tracer: it was created at " + made +
+                           " inside scan (" + at + ") and has a value only there"));
+    CHECK(has(message, "return it from that function; " + where));
   };
   auto reads = [](const NamedArray& v) { return v + leaked; };
   left_in([&] { return haliax::map(reads, N)(x); }, line());
@@ -121,20 +121,20 @@ TEST_CASE("tracers: a tracer leaked by a scan is not valid in the next scan over
       N)(x);
   // Values inside an iteration are new nodes in each scan, even if they equal earlier ones.
   leaked = {};
-  auto again = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);
-  CHECK(again.floats() == other.floats());
+  auto repeated = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);
+  CHECK(repeated.floats() == other.floats());
   auto twice = [&](const NamedArray& v) {
-    auto turn = [&](const NamedArray& c, const NamedArray& a) { return c * 0.5 + a * a; };
-    return fold(turn, N)(NamedArray(1.), v) + fold(turn, N)(NamedArray(1.), v * 2.);
+    auto body = [&](const NamedArray& c, const NamedArray& a) { return c * 0.5 + a * a; };
+    return fold(body, N)(NamedArray(1.), v) + fold(body, N)(NamedArray(1.), v * 2.);
   };
   auto eager = grad(twice)(x).floats();
   CHECK(eager == jit(grad(twice))(x).floats());
   NamedArray carried;
-  auto turn = [&](const NamedArray& c, const NamedArray& a) {
+  auto body = [&](const NamedArray& c, const NamedArray& a) {
     carried = c;
     return c + a;
   };
-  fold(turn, N)(NamedArray(0.), x);
+  fold(body, N)(NamedArray(0.), x);
   CHECK(has(message_of([&] {
               fold([&](const NamedArray& c, const NamedArray&) { return c + carried; }, N)(
                   NamedArray(0.), x);
@@ -203,11 +203,11 @@ TEST_CASE("tracers: set_threads raises inside a custom kernel") {
                  .along = {AxisRule::whole},
                  .cpu = {[](Strided<const float>, Strided<float>) { set_threads(2); }}});
   const auto set_at = line(-1);
-  auto said = message_of([&] { sets(ones({M, N}), "n").eval(); });
-  CAPTURE(said);
-  CHECK(said.find("[set_threads] must not be called by a function "
-                  "that runs on these threads; call it outside") == 0);
-  CHECK(has(said, set_at));
+  auto message = message_of([&] { sets(ones({M, N}), "n").eval(); });
+  CAPTURE(message);
+  CHECK(message.find("[set_threads] must not be called by a function "
+                     "that runs on these threads; call it outside") == 0);
+  CHECK(has(message, set_at));
 }
 
 TEST_CASE("tracers: a conversion to bool has no call site, so its error names the preceding call") {
@@ -239,9 +239,9 @@ struct Model {
 TEST_CASE("tracers: an error in a layer outside of grad and jit names the layer") {
   auto made_at = line(1);
   auto l = nn::Linear::init(N, M, random::key(0));
-  auto said = message_of([&] { l(ones(M)); });
-  CHECK(has(said, "[linear] axis n is not in the input (m=3)"));
-  CHECK(has(said, line(-2) + ", in a layer whose weight was created at " + made_at));
+  auto message = message_of([&] { l(ones(M)); });
+  CHECK(has(message, "[linear] axis n is not in the input (m=3)"));
+  CHECK(has(message, line(-2) + ", in a layer whose weight was created at " + made_at));
   // Arrays that jit returned have their path.
   auto init = jit([](const Key& k) {
     return Model{nn::Linear::init(N, M, k), nn::Linear::init(M, N, k)};
@@ -268,7 +268,7 @@ TEST_CASE("tracers: every function that traverses a model records the paths of i
   CHECK(has(where(alone.b.down), "in a layer whose weight was created at " + line(-5)));
 
   auto loss = [](const Net& n) { return sum(n.a.up(ones(N))); };
-  Net kept;
+  Net retained;
   std::function<void(const Net&)> seen_by[] = {
       [](const Net& n) { optim::adamw().init(n); }, [](const Net& n) { summary(n); },
       [](const Net& n) { tree_to_string(n); },      [](const Net& n) { trainable(n, "up"); },
@@ -278,12 +278,12 @@ TEST_CASE("tracers: every function that traverses a model records the paths of i
     const Net n = made();
     see(n);
     CHECK(has(where(n.b.down), ", in b.down"));
-    kept = n;
+    retained = n;
   }
   CHECK(has(where(from_state_dict(to_state_dict(made()), made()).b.up), ", in b.up"));
   // An updated array keeps its path. Part of another tree still has the common suffix of both
   // paths.
-  auto updated = optim::apply_updates(kept, kept);
+  auto updated = optim::apply_updates(retained, retained);
   CHECK(has(where(updated.a.down), ", in a.down"));
   eval(flatten(updated));
   CHECK(has(where(updated.a.down), ", in a.down"));

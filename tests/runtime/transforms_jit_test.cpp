@@ -228,8 +228,8 @@ TEST_CASE("jit: a donated argument that a loop reads is available in every itera
     auto given = [&] { return random::normal(random::key(2), N).eval(); };
     for (auto& g : {std::function<NamedArray(const NamedArray&)>(f), {nested}, {product}}) {
       auto once = given();
-      const double want = jit(g, {.backend = "reference"})(once).item();
-      CHECK(jit(g, {.donate = {0}})(given()).item() == doctest::Approx(want).epsilon(1e-5));
+      const double expected = jit(g, {.backend = "reference"})(once).item();
+      CHECK(jit(g, {.donate = {0}})(given()).item() == doctest::Approx(expected).epsilon(1e-5));
     }
   }
 }

@@ -9,9 +9,9 @@
 #include "support/update.h"
 
 namespace {
-bool asked_to_update = false;
+bool update_requested = false;
 }
-bool haliax::test::updates() { return asked_to_update; }
+bool haliax::test::updates() { return update_requested; }
 
 bool haliax::test::is_child = false;
 #if defined(__SANITIZE_ADDRESS__)
@@ -23,6 +23,6 @@ extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off() {
 
 int main(int argc, char** argv) {
   setenv("HALIAX_VERIFY", "1", 0);  // after every pass, unless the environment sets another value
-  for (int i = 1; i < argc; ++i) asked_to_update |= std::strcmp(argv[i], "--update") == 0;
+  for (int i = 1; i < argc; ++i) update_requested |= std::strcmp(argv[i], "--update") == 0;
   return doctest::Context(argc, argv).run();
 }

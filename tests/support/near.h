@@ -1,4 +1,4 @@
-// Comparing arrays in tests: CHECK(difference(got, want, 1e-6) == "");
+// Comparing arrays in tests: CHECK(difference(got, expected, 1e-6) == "");
 #pragma once
 #include <cmath>
 #include <string>
@@ -15,13 +15,15 @@ inline bool is_near(double a, double b, double tolerance) {
 
 // Returns an empty string, or the first difference: presence, dtype, axes, order of axes, or a
 // value.
-inline std::string difference(const NamedArray& got, const NamedArray& want, double tolerance) {
-  if (got.empty() != want.empty()) return want.empty() ? "an array, not an empty one" : "empty";
+inline std::string difference(const NamedArray& got, const NamedArray& expected, double tolerance) {
+  if (got.empty() != expected.empty())
+    return expected.empty() ? "an array, not an empty one" : "empty";
   if (got.empty()) return "";
-  if (got.dtype() != want.dtype())
-    return std::string(name_of(got.dtype())) + ", not " + std::string(name_of(want.dtype()));
-  if (got.axes() != want.axes()) return to_string(got.axes()) + ", not " + to_string(want.axes());
-  auto a = got.doubles(), b = want.doubles();
+  if (got.dtype() != expected.dtype())
+    return std::string(name_of(got.dtype())) + ", not " + std::string(name_of(expected.dtype()));
+  if (got.axes() != expected.axes())
+    return to_string(got.axes()) + ", not " + to_string(expected.axes());
+  auto a = got.doubles(), b = expected.doubles();
   for (std::size_t i = 0; i < a.size(); ++i)
     if (!is_near(a[i], b[i], tolerance))
       return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " +

@@ -18,7 +18,7 @@ inline NodePtr array(const Axes& axes, DType d = DType::f32) { return prim::inpu
 inline std::string in_graph(const NodePtr& n) {
   return message_of([&] { verify(Nodes{n}, "a pass"); });
 }
-inline Sharding cut(Name a, const MeshAxes& c) {
+inline Sharding sharded(Name a, const MeshAxes& c) {
   Sharding s;
   s.set(a, c);
   return s;
@@ -32,15 +32,15 @@ inline std::string damaged(
   using namespace partitioning;
   const std::vector<Sharding> out{wanted};
   const PartitionOptions options;
-  GlobalGraph whole({n}, out, mesh);
-  Planner planner(whole, options, inputs, out);
-  auto p = best_plan(whole, planner, false);
-  CHECK(message_of([&] { verify(p, whole, "a pass"); }) == "");
+  GlobalGraph global({n}, out, mesh);
+  Planner planner(global, options, inputs, out);
+  auto p = best_plan(global, planner, false);
+  CHECK(message_of([&] { verify(p, global, "a pass"); }) == "");
   auto v = std::find_if(p.versions.begin(), p.versions.end(),
                         [&](auto& v) { return v.live && v.kind == kind; });
   REQUIRE(v != p.versions.end());
   damage(*v, p);
-  return message_of([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, global, "a pass"); });
 }
 
 }  // namespace haliax

@@ -20,9 +20,9 @@ void Case::fill(Bytes& bytes, DType dtype) {
             dtype, {random.normal(), random.below(19) - (scalar::is_unsigned(dtype) ? 0 : 9)}));
 }
 
-std::string difference(DType dtype, const Bytes& got, const Bytes& want, double tol) {
+std::string difference(DType dtype, const Bytes& got, const Bytes& expected, double tol) {
   for (std::size_t i = 0; i < got.size(); i += static_cast<std::size_t>(bytes_of(dtype))) {
-    const auto x = scalar::load(dtype, &got[i]), y = scalar::load(dtype, &want[i]);
+    const auto x = scalar::load(dtype, &got[i]), y = scalar::load(dtype, &expected[i]);
     bool same = is_float(dtype) ? (x.real == y.real || (x.real != x.real && y.real != y.real) ||
                                    std::abs(x.real - y.real) <= tol * (1 + std::abs(y.real)))
                                 : x.integer == y.integer;

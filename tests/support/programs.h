@@ -140,12 +140,12 @@ struct Case {
   }
   std::vector<Bytes> run_there(Device& device, Executable& executable, std::vector<Bytes> in,
                                std::vector<Bytes> out, std::vector<Bytes>* arguments_after) const {
-    std::vector<Memory> kept;
+    std::vector<Memory> retained;
     auto there = [&](const std::vector<Bytes>& all) {
       std::vector<void*> pointers;
       for (auto& b : all) {
-        kept.push_back(device.allocate(std::int64_t(b.size()), 0));
-        pointers.push_back(kept.back().get());
+        retained.push_back(device.allocate(std::int64_t(b.size()), 0));
+        pointers.push_back(retained.back().get());
         device.put(bytes_between(pointers.back(), b.data(), b.size()), 0);
       }
       return pointers;
@@ -170,7 +170,7 @@ inline double tolerance(DType dtype) {
                                 : 0;
 }
 // Returns an empty string if the results are close enough.
-std::string difference(DType, const Bytes& got, const Bytes& want, double tol);
+std::string difference(DType, const Bytes& got, const Bytes& expected, double tol);
 // Returns true if HALIAX_BACKEND selects the simulated CUDA device.
 inline bool tests_cuda() {
   const char* name = std::getenv("HALIAX_BACKEND");
@@ -181,11 +181,11 @@ inline std::unique_ptr<Device> tested_device() {
 }
 inline void compare(const Case& c, double scale = 1) {
   auto reference_device = reference::make_reference_device();
-  const auto got = c.run(*tested_device()), want = c.run(*reference_device);
+  const auto got = c.run(*tested_device()), expected = c.run(*reference_device);
   if (tests_cuda()) scale *= 2;  // sums are rounded in another order
-  for (std::size_t r = 0; r < want.size(); ++r) {
+  for (std::size_t r = 0; r < expected.size(); ++r) {
     const std::string text =
-        difference(c.result_dtypes[r], got[r], want[r], scale * tolerance(c.result_dtypes[r]));
+        difference(c.result_dtypes[r], got[r], expected[r], scale * tolerance(c.result_dtypes[r]));
     INFO("result ", r);
     CHECK(text == "");
   }
@@ -299,12 +299,12 @@ inline const std::vector<double> special = {0.0,
                                             -1.5,
                                             2.5};
 
-inline void put_special(Case& c, std::size_t argument, std::size_t turn) {
+inline void put_special(Case& c, std::size_t argument, std::size_t repeats) {
   const DType dtype = c.argument_dtypes[argument];
   Bytes& bytes = c.arguments[argument];
   const std::size_t n = bytes.size() / static_cast<std::size_t>(bytes_of(dtype));
   for (std::size_t i = 0; i < n; ++i) {
-    const double x = special[(i / turn) % special.size()];
+    const double x = special[(i / repeats) % special.size()];
     scalar::store(dtype, &bytes[i * static_cast<std::size_t>(bytes_of(dtype))],
                   scalar::cast({x, 0}, DType::f64, dtype));
   }

@@ -68,10 +68,10 @@ inline std::pair<std::vector<Bytes>, std::string> planted(
   cuda::inject_fault(0, "");
   return out;
 }
-// Replaces the n-th occurrence of `what` after the first occurrence of `behind`.
+// Replaces the n-th occurrence of `what` after the first occurrence of `after`.
 inline std::string changed(std::string text, const std::string& what, const std::string& by,
-                           int n = 0, const std::string& behind = "") {
-  auto at = text.find(what, text.find(behind));
+                           int n = 0, const std::string& after = "") {
+  auto at = text.find(what, text.find(after));
   for (; n > 0; --n) at = text.find(what, at + 1);
   REQUIRE(at != text.npos);
   return text.replace(at, what.size(), by);
@@ -96,12 +96,12 @@ inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& m
           p->arena_bytes += aligned(s.scratch_bytes);
         }
         auto executable = device.compile(p);
-        std::vector<Memory> kept;
+        std::vector<Memory> retained;
         auto there = [&](const std::vector<Bytes>& all) {
           std::vector<void*> at;
           for (auto& b : all) {
-            kept.push_back(put(device, b, d));
-            at.push_back(kept.back().get());
+            retained.push_back(put(device, b, d));
+            at.push_back(retained.back().get());
           }
 
           return at;
@@ -111,7 +111,7 @@ inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& m
         for (int k = 0; k < times; ++k) executable->run(in, results, arena.get(), &c);
         for (std::size_t k = 0; k < of.results.size(); ++k)
           out[std::size_t(d)].push_back(
-              get(device, kept[of.arguments.size() + k], of.results[k].size(), d));
+              get(device, retained[of.arguments.size() + k], of.results[k].size(), d));
       },
       &device);
   return out;

@@ -103,7 +103,7 @@ inline std::vector<std::string> on_ranks(int n,
                                          int tags = 1 << 30, Clock::duration latency = {}) {
   Post post;
   post.latency = latency;
-  std::vector<std::string> said(static_cast<std::size_t>(n));
+  std::vector<std::string> errors(static_cast<std::size_t>(n));
   std::vector<std::thread> threads;
   for (int r = 0; r < n; ++r)
     threads.emplace_back([&, r] {
@@ -112,13 +112,13 @@ inline std::vector<std::string> on_ranks(int n,
       try {
         f(peers, carrier);
       } catch (const std::exception& e) {
-        said[std::size_t(r)] = e.what();
+        errors[std::size_t(r)] = e.what();
         if (!dynamic_cast<const RemoteError*>(&e)) peers.fail(e.what());
       }
       peers.leave();
     });
   for (auto& t : threads) t.join();
-  return said;
+  return errors;
 }
 
 }  // namespace haliax::test

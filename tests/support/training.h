@@ -58,7 +58,7 @@ inline std::vector<Layout> layouts() {
       {"copies", Mesh{{{"data", 2}}}, Mapping{}}};
 }
 
-inline Training born(const Layout& l) {
+inline Training initialized(const Layout& l) {
   if (!l.on_mesh()) return jit(&Training::init)();
   return named_jit(&Training::init, {.mesh = l.mesh, .axis_resources = l.params})();
 }

@@ -4,7 +4,7 @@
 
 #include <string>
 
-inline bool says(const std::string& text, const std::string& part) {
+inline bool reports(const std::string& text, const std::string& part) {
   CAPTURE(text);
   CAPTURE(part);
   return text.starts_with("[verify] ") && text.find("after a pass: " + part) != text.npos;

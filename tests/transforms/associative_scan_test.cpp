@@ -25,13 +25,13 @@ TEST_CASE("associative_scan: each result has the axes of its operand, in their o
   auto check = [&](auto f) {
     for (bool reverse : {false, true}) {
       auto walk = [&](const Pair& p) { return associative_scan(f, "time", p, reverse); };
-      auto want = scan(both, "time", {.reverse = reverse})(zeros({Embed}), a, b).second;
+      auto expected = scan(both, "time", {.reverse = reverse})(zeros({Embed}), a, b).second;
       auto twice = vmap(walk, "copy")(Pair{stack("copy", {a, a}), b});
       for (auto& r : {walk({a, b}), jit(walk)(Pair{a, b}),
                       Pair{at(twice.first, "copy", 1), at(twice.second, "copy", 1)}}) {
         CHECK_EQ(to_string(r.first.axes()), "(time=5, embed=3)");
         CHECK_EQ(to_string(r.second.axes()), "(embed=3, time=5)");
-        CHECK(max(abs(r.second - want)).item() < 1e-6);
+        CHECK(max(abs(r.second - expected)).item() < 1e-6);
       }
     }
   };

@@ -20,11 +20,11 @@ NamedArray normal(int seed, const AxisSpec& axes) {
   return random::normal(random::key(seed), axes, DType::f64);
 }
 
-void same(const Leaves& got, const Leaves& want, double tolerance = 1e-12) {
-  REQUIRE(got.size() == want.size());
+void same(const Leaves& got, const Leaves& expected, double tolerance = 1e-12) {
+  REQUIRE(got.size() == expected.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     CAPTURE(k);
-    CHECK(difference(got[k], want[k], tolerance) == "");
+    CHECK(difference(got[k], expected[k], tolerance) == "");
   }
 }
 // Returns the sum of all outputs, each with a cotangent of its own.
@@ -39,7 +39,7 @@ NamedArray summed(const Leaves& outputs) {
 // Compares f(arrays) in chunks of 1, 4, 11 and 20 positions, in both directions, jitted, with f
 // itself: values, and gradients where f has them.
 using Cutting = std::function<void(const ChunkOptions&)>;
-void for_all_cuts(const Cutting& check) {
+void for_all_chunks(const Cutting& check) {
   for (bool reverse : {false, true})
     for (std::int64_t chunk : {1, 4, 11, 20}) {
       CAPTURE(chunk);
@@ -48,10 +48,10 @@ void for_all_cuts(const Cutting& check) {
     }
 }
 template <class F, class... A> void agrees(const AxisSelection& axes, F f, const A&... args) {
-  auto want = flatten(f(args...));
-  for_all_cuts([&](const ChunkOptions& how) {
+  auto expected = flatten(f(args...));
+  for_all_chunks([&](const ChunkOptions& how) {
     auto run = jit([=](const A&... a) { return chunked_reduce(axes, how, f)(a...); });
-    same(flatten(run(args...)), want);
+    same(flatten(run(args...)), expected);
     if (*how.chunk < 11) CHECK(run.report().loops > 0);
   });
 }
@@ -64,9 +64,9 @@ void agrees_with_gradients(const AxisSelection& axes, F f, const A&... args) {
           [=](const std::tuple<A...>& t) { return summed(flatten(std::apply(g, t))); })(in);
     };
   };
-  auto want = flatten(jit(gradients(f))(std::tuple(args...)));
-  for_all_cuts([&](const ChunkOptions& how) {
-    same(flatten(jit(gradients(chunked_reduce(axes, how, f)))(std::tuple(args...))), want);
+  auto expected = flatten(jit(gradients(f))(std::tuple(args...)));
+  for_all_chunks([&](const ChunkOptions& how) {
+    same(flatten(jit(gradients(chunked_reduce(axes, how, f)))(std::tuple(args...))), expected);
   });
 }
 template <class F> std::string message(F f) {
@@ -196,10 +196,10 @@ TEST_CASE(
       auto y = dot(v, u, "embed");
       auto [last, states] = scan(step, "tokens", {.reverse = reverse})(
           zeros(Vocab, DType::f64), y, arange(Tokens).astype(DType::f64));
-      auto again =
+      auto folded =
           fold([](const NamedArray& state, const NamedArray& s) { return 0.5 * state + s; },
                "tokens")(zeros(Vocab, DType::f64), states - mean(states, "tokens"));
-      return std::vector<NamedArray>{last, states, again, sum(states * y, "tokens")};
+      return std::vector<NamedArray>{last, states, folded, sum(states * y, "tokens")};
     };
     agrees_with_gradients("tokens", f, x, w);
   }
@@ -254,16 +254,16 @@ TEST_CASE("chunked: works inside scan, fold, vmap, jit and checkpoint, and aroun
         return value_and_grad([=](const P& q) { return std::apply(f, q); })(p);
       })(P{w, x, batched}));
     };
-    auto want = run(with(std::nullopt));
+    auto expected = run(with(std::nullopt));
     for (std::int64_t chunk : {1, 4, 11})
       for (bool reverse : {false, true}) {
         CAPTURE(chunk);
-        same(run(with(std::optional(ChunkOptions{.chunk = chunk, .reverse = reverse}))), want,
+        same(run(with(std::optional(ChunkOptions{.chunk = chunk, .reverse = reverse}))), expected,
              1e-11);
       }
   };
   using Options = std::optional<ChunkOptions>;
-  auto cut = [](const Options& o, auto f) {
+  auto in_chunks = [](const Options& o, auto f) {
     return [=](const auto&... a) { return o ? chunked_reduce("tokens", *o, f)(a...) : f(a...); };
   };
   // (tokens)
@@ -275,7 +275,7 @@ TEST_CASE("chunked: works inside scan, fold, vmap, jit and checkpoint, and aroun
       agree([=](const Options& o) {  // inside a loop; the carry is a sum over tokens
         return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
           auto step = [=](const NamedArray& s, const NamedArray& v) {
-            return s + mean(cut(o, each)(a * (1. + s), v));
+            return s + mean(in_chunks(o, each)(a * (1. + s), v));
           };
           return fold(step, "batch", {.checkpoint = policy, .reverse = reverse})(
               NamedArray(0.).astype(DType::f64), u);
@@ -289,13 +289,13 @@ TEST_CASE("chunked: works inside scan, fold, vmap, jit and checkpoint, and aroun
       auto both = [=](const NamedArray& v) {
         return o ? chunked_reduce({"row", "tokens"}, *o, each)(rows, v) : each(rows, v);
       };
-      auto of_turns = map(both, "batch")(u);  // (batch, row, tokens)
-      return sum(of_turns) + sum(square(sum(of_turns * sum(a, "embed"), "batch")));
+      auto mapped = map(both, "batch")(u);  // (batch, row, tokens)
+      return sum(mapped) + sum(square(sum(mapped * sum(a, "embed"), "batch")));
     };
   });
   agree([=](const Options& o) {  // around a loop
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
-      return sum(square(cut(o, [=](const NamedArray& t, const NamedArray& v) {
+      return sum(square(in_chunks(o, [=](const NamedArray& t, const NamedArray& v) {
         return fold(layer, "batch")(t, v);
       })(a, u)));
     };
@@ -303,7 +303,7 @@ TEST_CASE("chunked: works inside scan, fold, vmap, jit and checkpoint, and aroun
   agree([=](const Options& o) {  // around a loop, in the iterations of another loop
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
       auto row = [=](const NamedArray& a) {
-        return cut(o, [=](const NamedArray& t, const NamedArray& v) {
+        return in_chunks(o, [=](const NamedArray& t, const NamedArray& v) {
           return fold(layer, "batch")(t, v);
         })(a, u);
       };
@@ -316,22 +316,23 @@ TEST_CASE("chunked: works inside scan, fold, vmap, jit and checkpoint, and aroun
       auto inner = [=](const NamedArray& t, const NamedArray& v) {
         return each(t, v) * sum(a, "embed");
       };
-      return sum(cut(o, cut(o ? std::optional(ChunkOptions{.chunk = 2}) : o, inner))(b, u));
+      return sum(
+          in_chunks(o, in_chunks(o ? std::optional(ChunkOptions{.chunk = 2}) : o, inner))(b, u));
     };
   });
   agree([=](const Options& o) {  // inside vmap, inside jit
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
-      return sum(jit(vmap(cut(o, each), "batch"))(b, u));
+      return sum(jit(vmap(in_chunks(o, each), "batch"))(b, u));
     };
   });
   agree([=](const Options& o) {  // around vmap
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
-      return sum(cut(o, vmap(each, "batch"))(b, u));
+      return sum(in_chunks(o, vmap(each, "batch"))(b, u));
     };
   });
   agree([=](const Options& o) {  // inside checkpoint, and around it
     return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
-      return sum(square(checkpoint(cut(o, checkpoint(each)))(tanh(b), u)));
+      return sum(square(checkpoint(in_chunks(o, checkpoint(each)))(tanh(b), u)));
     };
   });
   // a region inside a region, along another axis and along the same one
@@ -340,12 +341,12 @@ TEST_CASE("chunked: works inside scan, fold, vmap, jit and checkpoint, and aroun
       auto inner = [=](const NamedArray& t, const NamedArray& v) {
         return o ? chunked_reduce("batch", {.chunk = 3}, each)(t, v) : each(t, v);
       };
-      return sum(square(cut(o, inner)(b, u))) + sum(cut(o, cut(o, each))(b, u));
+      return sum(square(in_chunks(o, inner)(b, u))) + sum(in_chunks(o, in_chunks(o, each))(b, u));
     };
   });
   agree([=](const Options& o) {  // the gradient of a gradient, in either order of transforms
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
-      auto f = [=](const NamedArray& t) { return sum(square(cut(o, each)(t, u))); };
+      auto f = [=](const NamedArray& t) { return sum(square(in_chunks(o, each)(t, u))); };
       return sum(square(grad(f)(a))) + sum(jvp(f, a, a).second);
     };
   });
@@ -363,9 +364,10 @@ TEST_CASE("chunked: arguments and captured arrays have gradients") {
     };
     return flatten(jit(value_and_grad(with))(std::pair{x, w}));
   };
-  auto want = loss(0);
+  auto expected = loss(0);
   for (std::int64_t chunk : {1, 3, 11})
-    for (std::size_t k = 0; auto& got : loss(chunk)) CHECK(difference(got, want[k++], 1e-12) == "");
+    for (std::size_t k = 0; auto& got : loss(chunk))
+      CHECK(difference(got, expected[k++], 1e-12) == "");
 }
 
 TEST_CASE(
@@ -427,22 +429,22 @@ TEST_CASE("chunked: captured arrays stay unchanged outside of the call") {
     return chunked_reduce("tokens", {.chunk = 4},
                           [&](const NamedArray& q) { return tanh(q) * b; })(q);
   };
-  auto whole = [&](const NamedArray& q) { return tanh(q) * b; };
+  auto unchunked = [&](const NamedArray& q) { return tanh(q) * b; };
   auto both = [](auto g, auto before) {
     auto h = [=](const NamedArray& x) { return sum(sin(g(before(x)))); };
     return jit([=](const NamedArray& x) { return std::pair(g(before(x)), grad(h)(x)); });
   };
   auto check = [&](auto before, auto plain) {
-    auto got = both(f, before)(x), want = both(whole, plain)(x);
-    same({got.first, got.second}, {want.first, want.second}, 1e-11);
+    auto got = both(f, before)(x), expected = both(unchunked, plain)(x);
+    same({got.first, got.second}, {expected.first, expected.second}, 1e-11);
   };
   for (auto& op : std::vector<std::function<NamedArray(const NamedArray&)>>{
            [&](const NamedArray& x) { return sort(x * b, "tokens"); },
            [&](const NamedArray& x) { return roll(x * b, 2, "tokens"); }})
     check(op, op);
   // a call before
-  CHECK(max(abs(jit([&](const NamedArray& x) { return f(f(x)); })(x) - whole(whole(x)))).item() <
-        1e-11);
+  CHECK(max(abs(jit([&](const NamedArray& x) { return f(f(x)); })(x) - unchunked(unchunked(x))))
+            .item() < 1e-11);
 }
 
 TEST_CASE("chunked: results that depend on captured arrays alone have gradients") {
@@ -456,8 +458,8 @@ TEST_CASE("chunked: results that depend on captured arrays alone have gradients"
         return sum(sin(a) * b);
       })(Two{x, w});
     };
-    auto got = slope(true), want = slope(false);
-    same({got.first, got.second}, {want.first, want.second}, 1e-11);
+    auto got = slope(true), expected = slope(false);
+    same({got.first, got.second}, {expected.first, expected.second}, 1e-11);
   };
   check([](const NamedArray& w) { return w; });
   check([](const NamedArray& w) { return square(w); });
@@ -470,15 +472,15 @@ TEST_CASE(
   auto chunks = [=](const NamedArray& q) {
     return chunked_reduce("tokens", {.chunk = 2}, plain)(q);
   };
-  auto slope = [&](auto g, auto before, bool made_again) {
-    auto one = [=](const NamedArray& q) { return made_again ? checkpoint(g)(q) : g(q); };
+  auto slope = [&](auto g, auto before, bool checkpointed) {
+    auto one = [=](const NamedArray& q) { return checkpointed ? checkpoint(g)(q) : g(q); };
     return grad([=](const NamedArray& q) {
       return sum(sin(dot(one(before(one(q))) + one(q), w, "tokens")));
     })(y);
   };
-  for (bool made_again : {false, true}) {
+  for (bool checkpointed : {false, true}) {
     auto same_slope = [&](auto before) {
-      same({slope(chunks, before, made_again)}, {slope(plain, before, made_again)}, 1e-11);
+      same({slope(chunks, before, checkpointed)}, {slope(plain, before, checkpointed)}, 1e-11);
     };
     same_slope([](const NamedArray& q) { return q; });
     same_slope([](const NamedArray& q) { return sin(q) * 2.; });
@@ -487,17 +489,17 @@ TEST_CASE(
   const auto v = normal(11, {Tokens}), b = normal(12, {Tokens});
   using Two = std::pair<NamedArray, NamedArray>;
   // a captured array, whose gradient is that of the loss alone
-  auto shifted = [&](bool walks) {
+  auto shifted = [&](bool chunked) {
     return grad([=](const Two& in) {
       auto add = [&](const NamedArray& q) { return q + in.second; };
       auto once = [=](const NamedArray& q) {
-        return walks ? chunked_reduce("tokens", {.chunk = 2}, add)(q) : add(q);
+        return chunked ? chunked_reduce("tokens", {.chunk = 2}, add)(q) : add(q);
       };
       return sum(square(once(once(in.first))));
     })(Two{v, b});
   };
-  auto got = shifted(true), want = shifted(false);
-  same({got.first, got.second}, {want.first, want.second}, 1e-11);
+  auto got = shifted(true), expected = shifted(false);
+  same({got.first, got.second}, {expected.first, expected.second}, 1e-11);
 }
 
 TEST_CASE("chunked: ops that need the full axis at once raise by name") {
@@ -573,7 +575,7 @@ TEST_CASE("chunked: repeated calls before any value is read match the full array
         return Leaves{p, loss(p)};
       };
     };
-    auto whole = steps([&](const NamedArray& p) { return logits(x, p); })(w);
+    auto unchunked = steps([&](const NamedArray& p) { return logits(x, p); })(w);
     auto given = steps([&](const NamedArray& p) {
       return chunked_reduce("tokens", o, [=](const NamedArray& a, const NamedArray& b) {
         return logits(a, b);
@@ -582,10 +584,10 @@ TEST_CASE("chunked: repeated calls before any value is read match the full array
     auto captured = steps([&](const NamedArray& p) {
       return chunked_reduce("tokens", o, [=](const NamedArray& a) { return logits(a, p); })(x);
     });
-    same(given(w), whole);
-    same(captured(w), whole);
-    same(jit(given)(w), whole);
-    same(jit(captured)(w), whole);
+    same(given(w), unchunked);
+    same(captured(w), unchunked);
+    same(jit(given)(w), unchunked);
+    same(jit(captured)(w), unchunked);
     // An argument that depends on an earlier value, or on its gradient; an op that mixes positions
     // between two calls.
     auto chunked = chunked_reduce("tokens", o, [](const NamedArray& a) { return sum(square(a)); });
@@ -629,7 +631,7 @@ TEST_CASE("chunked_reduce: tiled losses accept labels of any dtype") {
       return nn::linear_cross_entropy(q, w, ids, Embed, V, o).loss;
     })(x);
   };
-  auto [want, by_x] = loss(DType::i32, {});
+  auto [expected, by_x] = loss(DType::i32, {});
   for (DType d : {DType::i8, DType::u8, DType::i16, DType::u16, DType::i32, DType::u32, DType::i64,
                   DType::u64}) {
     CAPTURE(std::string(name_of(d)));
@@ -637,7 +639,7 @@ TEST_CASE("chunked_reduce: tiled losses accept labels of any dtype") {
                     {.walked = V, .chunks = {.chunk = 64}},
                     {.chunks = {.chunk = 5}}}) {
       auto [got, g] = loss(d, o);
-      CHECK(difference(got, want, 1e-12) == "");
+      CHECK(difference(got, expected, 1e-12) == "");
       CHECK(difference(g, by_x, 1e-12) == "");
     }
   }

@@ -111,7 +111,7 @@ TEST_CASE("under vmap, cond selects position by position") {
 
 TEST_CASE("cond works in a loop, and a loop in cond") {
   auto x = values({Batch, Embed});
-  auto turn = [](const NamedArray& c, const NamedArray& row) {
+  auto body = [](const NamedArray& c, const NamedArray& row) {
     return cond(
         sum(row) > 0., [](const NamedArray& a, const NamedArray& b) { return a + b; },
         [](const NamedArray& a, const NamedArray& b) { return a * .5 - b; })(c, row);
@@ -119,7 +119,7 @@ TEST_CASE("cond works in a loop, and a loop in cond") {
   auto rows = x.unbind("batch");
   auto wanted = zeros(Embed);
   for (auto& row : rows) wanted = sum(row).item() > 0 ? wanted + row : wanted * .5 - row;
-  auto folded = [&](const NamedArray& v) { return fold(turn, "batch")(zeros(Embed), v); };
+  auto folded = [&](const NamedArray& v) { return fold(body, "batch")(zeros(Embed), v); };
   CHECK(difference(folded(x), wanted, 1e-6) == "");
   CHECK(difference(jit(folded)(x), wanted, 1e-6) == "");
   auto loss = [&](const NamedArray& v) { return sum(square(folded(v))); };
@@ -178,10 +178,10 @@ TEST_CASE("switch_ runs the branch with the given index") {
 }
 
 TEST_CASE("while_loop ends at its condition, and has a gradient") {
-  const Axis Turns("turns", 50);
+  const Axis Iterations("turns", 50);
   auto doubled = [&](const NamedArray& x) {  // until it is 100 or more
     return while_loop([](const NamedArray& v) { return v < 100.; },
-                      [](const NamedArray& v) { return v * 2.; }, Turns)(x);
+                      [](const NamedArray& v) { return v * 2.; }, Iterations)(x);
   };
   CHECK(doubled(NamedArray(3.)).item() == 192);
   CHECK(jit(doubled)(NamedArray(3.)).item() == 192);

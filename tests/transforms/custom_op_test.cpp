@@ -197,16 +197,17 @@ Leaves all_of(const Function& f, bool smooth, In x) {
   for (auto& g : {first.first, first.second, second.first, second.second}) out.push_back(g);
   return out;
 }
-void same(const Leaves& got, const Leaves& want, const std::string& what) {
-  REQUIRE(got.size() == want.size());
+void same(const Leaves& got, const Leaves& expected, const std::string& what) {
+  REQUIRE(got.size() == expected.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     std::string wrong;
-    if (got[k].empty() != want[k].empty() || (!got[k].empty() && got[k].ndim() != want[k].ndim()))
+    if (got[k].empty() != expected[k].empty() ||
+        (!got[k].empty() && got[k].ndim() != expected[k].ndim()))
       wrong = "another kind of array";
     else if (!got[k].empty()) {
       Names order;
-      for (auto& a : want[k].axes()) order.push_back(a.name);
-      wrong = difference(rearrange(got[k], order), want[k], 2e-5);
+      for (auto& a : expected[k].axes()) order.push_back(a.name);
+      wrong = difference(rearrange(got[k], order), expected[k], 2e-5);
     }
     CHECK_MESSAGE(wrong.empty(), what << ", array " << k << ": " << wrong);
   }
@@ -266,9 +267,9 @@ TEST_CASE("custom ops match ordinary ops under every transform") {
     Backend backend(name);
     auto x = inputs();
     for (auto& c : cases) {
-      auto want = all_of(c.plain, c.smooth, x);
+      auto expected = all_of(c.plain, c.smooth, x);
       for (auto& [how, run] : transforms())
-        same(run(c.custom, c.smooth, x), want, c.name + ", " + how + ", " + name);
+        same(run(c.custom, c.smooth, x), expected, c.name + ", " + how + ", " + name);
     }
   }
 }
@@ -305,7 +306,7 @@ TEST_CASE("custom ops on six meshes are mapped, reduced and gathered by their ru
     Backend backend(name);
     auto x = inputs();
     for (auto& c : cases) {
-      auto want = all_of(c.plain, c.smooth, x);
+      auto expected = all_of(c.plain, c.smooth, x);
       for (auto& mesh : meshes) {
         std::vector<Mapping> mappings{{{"n", "data"}}, {{"b", "data"}}, {{"c", "data"}}};
         if (mesh.axes().size() > 1)
@@ -315,7 +316,7 @@ TEST_CASE("custom ops on six meshes are mapped, reduced and gathered by their ru
         for (auto& m : mappings) {
           auto step = named_jit([&](In y) { return all_of(c.custom, c.smooth, y); },
                                 {.mesh = mesh, .axis_resources = m});
-          same(step(x), want,
+          same(step(x), expected,
                c.name + " on " + to_string(mesh) + " by " + to_string(m) + ", " + name);
         }
       }
@@ -390,8 +391,8 @@ TEST_CASE("custom ops work in the carry of a scan, over a donated argument, and 
     CHECK(difference(jit(custom)(x), plain(x), 1e-5) == "");
     CHECK(difference(jit(grad(custom))(x), rearrange(grad(plain)(x), {"b", "n", "c"}), 1e-5) == "");
     auto replace = jit([](const NamedArray& y) { return smoothed(y, "n"); }, {.donate = {0}});
-    auto want = by_matrix(x);
-    CHECK(difference(replace(NamedArray(x * 1.).eval()), want, 1e-5) == "");
+    auto expected = by_matrix(x);
+    CHECK(difference(replace(NamedArray(x * 1.).eval()), expected, 1e-5) == "");
   }
   Devices three(3);
   const Mapping by_c{{"c", "data"}};
@@ -414,8 +415,8 @@ TEST_CASE("custom ops accept any strides, any dtype they declare, and any size")
       auto order = [](const NamedArray& z) { return argsort(argsort(z, "wide"), "wide"); };
       return std::vector{order(flip(slice(y, "wide", 7, 9), "wide")), order(at(y, "n", 2))};
     });
-    auto got = f(x), want = plain(x);
-    for (int k : {0, 1}) CHECK(difference(got[std::size_t(k)], want[std::size_t(k)], 0) == "");
+    auto got = f(x), expected = plain(x);
+    for (int k : {0, 1}) CHECK(difference(got[std::size_t(k)], expected[std::size_t(k)], 0) == "");
     CHECK(smoothed(x.astype(DType::f64), "n").dtype() == DType::f64);
     CHECK(smoothed(x, "n").dtype() == DType::f32);
     CHECK(clipped({full({}, 0.5), full({}, 1.)}).item() == -0.375);

@@ -34,7 +34,7 @@ template <class T> std::int64_t local_bytes(const T& tree, const Mapping& m, con
 TEST_CASE(
     "sharded init: bitwise identical on every mesh, "
     "even and uneven, with only its part on each device") {
-  const auto want = flatten(make());
+  const auto expected = flatten(make());
   const Mapping ways[] = {{{"embed", "data"}},
                           {{"vocab", "data"}, {"mlp", {"data", "model"}}},
                           {{"mlp", "model"}, {"heads", "model"}, {"embed", "data"}},
@@ -48,9 +48,9 @@ TEST_CASE(
       auto init = named_jit(make, {.mesh = mesh, .axis_resources = m});
       auto model = init();
       const auto got = flatten(model);
-      REQUIRE(got.size() == want.size());
+      REQUIRE(got.size() == expected.size());
       for (std::size_t k = 0; k < got.size(); ++k) {
-        CHECK(got[k].bytes() == want[k].bytes());
+        CHECK(got[k].bytes() == expected[k].bytes());
         CHECK(placement(got[k])->mapping == m);
       }
       CHECK(init.report().sent_bytes == 0);
@@ -108,7 +108,7 @@ TEST_CASE("sharded init: every kind of draw, and draws position by position") {
             [](const Key& k, const AxisSpec& axes) { return random::uniform(k, axes); }, B)(
             key, {A, B})};
   };
-  const auto want = draws();
+  const auto expected = draws();
   for (auto& m : {Mapping{{"a", "data"}}, Mapping{{"b", "model"}},
                   Mapping{{"a", {"model", "data"}}}, Mapping{{"a", "model"}, {"b", "data"}}}) {
     CAPTURE(to_string(m));
@@ -117,12 +117,12 @@ TEST_CASE("sharded init: every kind of draw, and draws position by position") {
     const auto got = sharded();
     for (std::size_t k = 0; k < got.size(); ++k) {
       CAPTURE(k);
-      CHECK(got[k].bytes() == want[k].bytes());
+      CHECK(got[k].bytes() == expected[k].bytes());
     }
     CHECK(sharded.report().sent_bytes == 0);
   }
   // The values of generate_sharded: each position has a key of its own.
   auto keys = random::split(key, A);
-  CHECK(want[7].floats() ==
+  CHECK(expected[7].floats() ==
         vmap([&](const Key& k) { return random::normal(k, B); }, A)(keys).floats());
 }

@@ -94,17 +94,17 @@ TEST_CASE("mistakes: an unknown mesh axis raises wherever mapping and mesh meet"
 
 TEST_CASE("mistakes: without a mesh a mapping shards nothing, and strict raises") {
   const auto x = tokens();
-  const auto want = plus_one(x).floats();
-  CHECK(named_jit(plus_one, {.axis_resources = misspelt})(x).floats() == want);
+  const auto expected = plus_one(x).floats();
+  CHECK(named_jit(plus_one, {.axis_resources = misspelt})(x).floats() == expected);
   CHECK(named_jit(plus_one, {.axis_resources = Mapping{{"batch", std::nullopt}}, .strict = true})(x)
-            .floats() == want);
+            .floats() == expected);
   raises([&] { return named_jit(plus_one, {.axis_resources = misspelt, .strict = true})(x); },
          {"[strict]", "no mesh", "{nobody: modle}", "use_mesh", "_mistakes_test.cpp"});
   raises(
       [&] { return named_jit(plus_one, {.in = Mappings::of_each({by_batch}), .strict = true})(x); },
       {"no mesh", "{batch: data}"});
   axis_mapping scope(by_batch);
-  CHECK(named_jit(plus_one)(x).floats() == want);
+  CHECK(named_jit(plus_one)(x).floats() == expected);
   raises([&] { return named_jit(plus_one, {.strict = true})(x); }, {"no mesh", "{batch: data}"});
   // Constraints and scopes inside raise as well.
   axis_mapping none{Mapping()};
@@ -123,22 +123,22 @@ TEST_CASE("mistakes: without a mesh a mapping shards nothing, and strict raises"
 
 TEST_CASE("mistakes: two axes on one mesh axis raise with a source location, wherever they meet") {
   const auto x = tokens();
-  auto says = [](auto f, const char* what, int at) {
+  auto check = [](auto f, const char* what, int at) {
     const auto text = error_of(f);
     CAPTURE(text);
     CHECK(has(text, what));
     CHECK(has(text, "; " + line(at)));
   };
-  says([&] { return auto_sharded_under(both, x); }, "of tanh (batch=8, embed=12)",
-       auto_sharded_line);
+  check([&] { return auto_sharded_under(both, x); }, "of tanh (batch=8, embed=12)",
+        auto_sharded_line);
   auto pair = [](const NamedArray& x) { return std::pair{sum(x), std::vector{x, x + 1., sum(x)}}; };
   const auto out = Mappings::of_each({std::nullopt, both});
-  says([&] { return named_jit(pair, {.mesh = grid, .out = out})(x); },
-       "of result 1, array 0 (batch=8, embed=12)", __LINE__ - 1);
+  check([&] { return named_jit(pair, {.mesh = grid, .out = out})(x); },
+        "of result 1, array 0 (batch=8, embed=12)", __LINE__ - 1);
   auto inner = named_jit(plus_one, {.mesh = grid, .out = both});
   const int made = __LINE__ - 1;
-  says([&] { return named_jit([=](const NamedArray& x) { return inner(x); }, {.mesh = grid})(x); },
-       "of add (batch=8, embed=12)", made);
+  check([&] { return named_jit([=](const NamedArray& x) { return inner(x); }, {.mesh = grid})(x); },
+        "of add (batch=8, embed=12)", made);
 }
 
 TEST_CASE(
@@ -174,10 +174,10 @@ TEST_CASE(
   };
   auto model = Model{nn::Linear::init(Embed, Axis("mlp", 6), random::key(1))};
   auto run = [](const Model& m, const NamedArray& x) { return m.up(x); };
-  const JitOptions whole{.axis_resources = Mapping{{"batch", "data"}, {"mlp", "data"}},
-                         .in = Mapping{},
-                         .out = Mapping{}};
-  raises([&] { return named_jit(run, whole)(model, x); },
+  const JitOptions conflicting{.axis_resources = Mapping{{"batch", "data"}, {"mlp", "data"}},
+                               .in = Mapping{},
+                               .out = Mapping{}};
+  raises([&] { return named_jit(run, conflicting)(model, x); },
          {"axes batch and mlp of dot (batch=8, mlp=6)", "in up"});
 }
 
@@ -298,13 +298,14 @@ TEST_CASE("mistakes: a donated sharded array cannot be used again, in any way") 
   auto placed = shard(x + 0., by_batch), lent = placed;
   auto got = step(placed);
   CHECK(got.floats() == plus_one(x).floats());
-  for (auto& gone : {placed, lent}) {
-    raises([&] { return gone.floats(); },
+  for (auto& donated : {placed, lent}) {
+    raises([&] { return donated.floats(); },
            {"was donated to the call of jit at", "_mistakes_test.cpp"});
-    raises([&] { return step(gone); }, {"was donated"});
-    raises([&] { return shard(gone, by_embed).floats(); }, {"was donated"});
-    raises([&] { return (gone + 1.).floats(); }, {"was donated"});
-    raises([&] { return visualize_sharding(gone).empty() ? gone : gone.eval(); }, {"was donated"});
+    raises([&] { return step(donated); }, {"was donated"});
+    raises([&] { return shard(donated, by_embed).floats(); }, {"was donated"});
+    raises([&] { return (donated + 1.).floats(); }, {"was donated"});
+    raises([&] { return visualize_sharding(donated).empty() ? donated : donated.eval(); },
+           {"was donated"});
   }
   CHECK(got.floats() == plus_one(x).floats());
 }
@@ -316,8 +317,8 @@ TEST_CASE("mistakes: a captured array is not donated, and raises if another func
     const auto x = tokens();
     const auto w = (x * 3.).eval();
     const auto adds_w = jit([w](const NamedArray& v) { return v * 2. + w; }, options);
-    const auto want = (x * 9.).eval(), three = (x * 3.).eval();
-    for (int again = 0; again < 2; ++again) CHECK(difference(adds_w(w), want, 1e-6) == "");
+    const auto expected = (x * 9.).eval(), three = (x * 3.).eval();
+    for (int repeat = 0; repeat < 2; ++repeat) CHECK(difference(adds_w(w), expected, 1e-6) == "");
     CHECK(difference(w, three, 0) == "");
     jit(plus_one, options)(w);
     raises([&] { return adds_w(x + 0.); }, {"[jit] this array was donated to the call of jit at"});
@@ -326,7 +327,7 @@ TEST_CASE("mistakes: a captured array is not donated, and raises if another func
 
 TEST_CASE("mistakes: arguments with another sharding or mesh are resharded as `in` specifies") {
   const auto x = tokens();
-  const auto want = plus_one(x).eval();
+  const auto expected = plus_one(x).eval();
   const Mesh three{{{"data", 3}}};
   std::vector<NamedArray> given{x};
   for (auto& [mesh, mapping] :
@@ -340,7 +341,7 @@ TEST_CASE("mistakes: arguments with another sharding or mesh are resharded as `i
           {.donate = donate ? std::vector{0} : std::vector<int>{}, .mesh = grid, .in = by_batch});
       CAPTURE(donate);
       CAPTURE(&v - given.data());
-      CHECK(difference(f(v), want, 0) == "");
+      CHECK(difference(f(v), expected, 0) == "");
       CHECK(f.report().argument_bytes == x.nbytes() / 4);
     }
 }
@@ -355,8 +356,9 @@ TEST_CASE("mistakes: a call that fails midway leaves donated arrays intact, or g
     CAPTURE(options.backend);
     options.donate = {0};
     const auto step = options.mesh ? named_jit(f, options) : jit(f, options);
-    const auto before = x.floats(), want = step((x + 0.).eval(), x).floats();  // compiles the step
-    int gone = 0;
+    const auto before = x.floats(),
+               expected = step((x + 0.).eval(), x).floats();  // compiles the step
+    int lost = 0;
     for (long n = 0;; ++n) {
       REQUIRE(n < 10000);
       auto w = (x + 0.).eval();
@@ -370,11 +372,11 @@ TEST_CASE("mistakes: a call that fails midway leaves donated arrays intact, or g
       std::vector<float> now;
       const auto text = error_of([&] { now = w.floats(); });
       CHECK((text == "" ? now == before : has(text, "was donated")));
-      gone += text != "";
+      lost += text != "";
     }
     if (options.backend == "reference")
-      CHECK(gone > 0);  // the reference backend allocates while it runs
-    CHECK(step((x + 0.).eval(), x).floats() == want);
+      CHECK(lost > 0);  // the reference backend allocates while it runs
+    CHECK(step((x + 0.).eval(), x).floats() == expected);
   }
 }
 
@@ -430,7 +432,7 @@ TEST_CASE("mistakes: reports name the op in the user's code, not its parts by bl
   // A parameter that is replicated in the computation may be gathered, and so may results of its
   // blocks.
   auto ordered = [](const NamedArray& w, const NamedArray& x) {
-    axis_mapping whole(by_batch);
+    axis_mapping scope(by_batch);
     return grad([&](const NamedArray& w) { return sum(square(cumsum(w, "vocab")) * x); })(w);
   };
   auto options = strict;

@@ -120,10 +120,10 @@ TEST_CASE(
   auto here = step.report().sent_bytes;
   double there = 0;
   std::thread(in_scopes([&] {
-    auto again = named_jit(ran);
-    again(layer(), tokens());
-    there = again.report().sent_bytes;
-    CHECK(*placement(again(layer(), tokens())) == Placement{grid, by_batch});
+    auto second = named_jit(ran);
+    second(layer(), tokens());
+    there = second.report().sent_bytes;
+    CHECK(*placement(second(layer(), tokens())) == Placement{grid, by_batch});
   })).join();
   CHECK(here == there);
 }
@@ -156,10 +156,10 @@ TEST_CASE("sharding: an empty mapping replicates an array, and no mapping leaves
   CHECK(pair.first.node() == x.node());
 
   // named_jit without any mapping: all arrays are replicated, and nothing is communicated.
-  auto whole = named_jit(ran, {.mesh = four});
-  CHECK(whole(layer(), x).floats() == jit(ran)(layer(), x).floats());
-  CHECK(whole.report().sent_bytes == 0);
-  CHECK(whole.report().argument_bytes == x.nbytes() + 2 * layer().in.nbytes());
+  auto unsharded = named_jit(ran, {.mesh = four});
+  CHECK(unsharded(layer(), x).floats() == jit(ran)(layer(), x).floats());
+  CHECK(unsharded.report().sent_bytes == 0);
+  CHECK(unsharded.report().argument_bytes == x.nbytes() + 2 * layer().in.nbytes());
 }
 
 TEST_CASE(
@@ -181,14 +181,14 @@ TEST_CASE(
   const auto shared = layer().in.nbytes() / 2;
   CHECK(step.report().argument_bytes == 2 * shared + y.nbytes() / 4);
   CHECK(placement(out) == nullptr);
-  auto want = ran(l, y).floats(), got = out.floats();
-  for (std::size_t i = 0; i < want.size(); ++i)
-    CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-5));
+  auto expected = ran(l, y).floats(), got = out.floats();
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-5));
 
   // The mapping of the caller has priority.
-  auto told = named_jit(ran, {.in = Mapping{}});
-  told(l, y);
-  CHECK(told.report().argument_bytes == 4 * shared + y.nbytes());
+  auto overridden = named_jit(ran, {.in = Mapping{}});
+  overridden(l, y);
+  CHECK(overridden.report().argument_bytes == 4 * shared + y.nbytes());
   // An array on another mesh is resharded by the mapping.
   auto other = named_jit(ran, {.mesh = Mesh{{{"data", 2}}}, .axis_resources = by_batch});
   other(l, y);
@@ -214,10 +214,10 @@ TEST_CASE(
   CHECK(placement(y) == nullptr);
   CHECK(placement(y * 2.) == nullptr);
   // The mapping of the caller has priority. A mapping that fits no mesh raises in every call.
-  auto told =
+  auto overridden =
       named_jit([](const NamedArray& v) { return v * 2.; }, {.mesh = grid, .in = Mapping{}});
-  told(y);
-  CHECK(told.report().argument_bytes == y.nbytes());
+  overridden(y);
+  CHECK(overridden.report().argument_bytes == y.nbytes());
   auto bad = shard(x, Mapping{{"batch", "nope"}});
   const std::string what = "[shard] the mapping {batch: nope} maps axis batch to mesh axis nope";
   for (int call = 0; call < 2; ++call)
@@ -353,8 +353,8 @@ TEST_CASE("sharding: one mapping shards parameters, another one the computation"
   CHECK(r.sent_bytes == longer.report().sent_bytes);
   CHECK(r.sent_bytes > 0);
   CHECK(*placement(got.in) == Placement{four, by_embed});
-  auto want = step(layer(), tokens());
-  auto a = got.in.floats(), b = want.in.floats();
+  auto expected = step(layer(), tokens());
+  auto a = got.in.floats(), b = expected.in.floats();
   for (std::size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(1e-5));
 }
 

@@ -53,15 +53,15 @@ std::pair<NamedArray, NamedArray> by_hand(const Problem& p, bool reverse) {
 NamedArray loss(const std::pair<NamedArray, NamedArray>& r) {
   return sum(r.first) + sum(r.second * r.second * values({Time, Embed}, 1, 2));
 }
-void check_same(const std::string& what, const Problem& got, const Problem& want,
+void check_same(const std::string& what, const Problem& got, const Problem& expected,
                 double tolerance) {
   CAPTURE(what);
-  CHECK(difference(got.init, want.init, tolerance) == "");
-  CHECK(difference(got.weight, want.weight, tolerance) == "");
-  CHECK(difference(got.xs, want.xs, tolerance) == "");
+  CHECK(difference(got.init, expected.init, tolerance) == "");
+  CHECK(difference(got.weight, expected.weight, tolerance) == "");
+  CHECK(difference(got.xs, expected.xs, tolerance) == "");
 }
 
-struct Whole {  // a block that returns values of all layers, not its own
+struct ReturnsAllLayers {  // a block that returns values of all layers, not its own
   NamedArray own;
   std::pair<NamedArray, NamedArray> operator()(const NamedArray& c) const {
     return {c, own * values({Time, Embed}, 1, 2)};
@@ -82,11 +82,11 @@ std::vector<ScanOptions> ways() {
 TEST_CASE("scan: an iteration may index an array by its number") {
   const Axis T("t", 3), N("n", 5);
   auto x = arange({T, N}, {.dtype = DType::f32}).eval();
-  auto by_turn = [T](const NamedArray& x) {
+  auto by_index = [T](const NamedArray& x) {
     return map([&](const NamedArray& t) { return take(x, "t", t) * 2.f; }, T)(arange(T));
   };
-  CHECK(all(jit(by_turn)(x) == x * 2.f).item() == 1);
-  CHECK(all(grad([&](const NamedArray& x) { return sum(by_turn(x)); })(x) == 2.f).item() == 1);
+  CHECK(all(jit(by_index)(x) == x * 2.f).item() == 1);
+  CHECK(all(grad([&](const NamedArray& x) { return sum(by_index(x)); })(x) == 2.f).item() == 1);
 }
 
 TEST_CASE(
@@ -97,9 +97,9 @@ TEST_CASE(
     CAPTURE(int(o.checkpoint.policy));
     CAPTURE(o.reverse);
     CAPTURE(o.unroll);
-    auto got = by_scan(p, o), want = by_hand(p, o.reverse);
-    CHECK(difference(got.first, want.first, 1e-13) == "");
-    CHECK(difference(got.second, want.second, 1e-13) == "");
+    auto got = by_scan(p, o), expected = by_hand(p, o.reverse);
+    CHECK(difference(got.first, expected.first, 1e-13) == "");
+    CHECK(difference(got.second, expected.second, 1e-13) == "");
     auto f = [&](const Problem& q) { return loss(by_scan(q, o)); };
     auto g = [&](const Problem& q) { return loss(by_hand(q, o.reverse)); };
     check_same("gradient", grad(f)(p), grad(g)(p), 1e-12);
@@ -186,16 +186,16 @@ TEST_CASE("scan: the results of a stateful body must match in every traced itera
   auto zero = zeros({Embed}, DType::f64);
   auto refused = [&](std::int64_t unroll, auto other, const std::string& what) {
     CAPTURE(unroll);
-    int turn = 0;
+    int iteration = 0;
     auto body = [&](const NamedArray& c, const NamedArray& v) {
-      auto gives = ++turn == 6 || (unroll == 2 && turn == 2) ? other(v) : v;
+      auto gives = ++iteration == 6 || (unroll == 2 && iteration == 2) ? other(v) : v;
       return std::pair{c + v, gives};
     };
     auto run = [&] { return scan(body, "time", {.unroll = unroll})(zero, x).second; };
     CHECK_THROWS_WITH_AS(run(), doctest::Contains("[scan] one iteration returns"), Error);
-    turn = 0;
+    iteration = 0;
     CHECK_THROWS_WITH_AS(run(), doctest::Contains(what.c_str()), Error);
-    turn = 0;
+    iteration = 0;
     CHECK_THROWS_WITH_AS(jit(run)(), doctest::Contains("transforms_loops_test.cpp"), Error);
   };
   // in a block, in the rest after the blocks, without a loop
@@ -254,15 +254,15 @@ TEST_CASE("scan: invalid calls raise") {
 }
 
 TEST_CASE("scan: an iteration's result must not have the scanned axis, in any mode") {
-  auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2);
+  auto x = values({Time, Embed}), captured = values({Time, Embed}, 1, 2);
   auto refused = [](auto f) {
     raises(f, {"[scan] the result of an iteration already has axis time: "
                "(time=6, embed=3); only arguments",
                "transforms_loops_test.cpp"});
   };
-  auto one = [&](const NamedArray& v) { return v * whole; };
+  auto one = [&](const NamedArray& v) { return v * captured; };
   auto two = [&](const NamedArray& c, const NamedArray& v) {
-    return std::pair{c + sum(v), v * whole};
+    return std::pair{c + sum(v), v * captured};
   };
   auto zero = zeros({}, DType::f64);
   for (auto& o : ways()) {
@@ -272,34 +272,34 @@ TEST_CASE("scan: an iteration's result must not have the scanned axis, in any mo
     refused([&] { return scan(two, "time", o)(zero, x).second; });
     refused([&] { return jit([&](const NamedArray& xs) { return map(one, "time", o)(xs); })(x); });
   }
-  refused([&] { return map([&] { return whole; }, Axis("time", 6))(); });
+  refused([&] { return map([&] { return captured; }, Axis("time", 6))(); });
   refused([&] {
-    return map([&](const NamedArray& v) { return std::pair{v, whole * v}; }, "time")(x).first;
+    return map([&](const NamedArray& v) { return std::pair{v, captured * v}; }, "time")(x).first;
   });
-  refused([&] { return nn::Stacked<Whole>{{x}, Time}.scan(zero).second; });
-  CHECK(difference(
-            map([](const NamedArray& v, const NamedArray& w) { return v * w; }, "time")(x, whole),
-            x * whole, 1e-13) == "");
+  refused([&] { return nn::Stacked<ReturnsAllLayers>{{x}, Time}.scan(zero).second; });
+  CHECK(difference(map([](const NamedArray& v, const NamedArray& w) { return v * w; }, "time")(
+                       x, captured),
+                   x * captured, 1e-13) == "");
 }
 
 TEST_CASE("scan: a carry and intermediates may have an axis with the name of the scanned axis") {
-  auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2),
+  auto x = values({Time, Embed}), captured = values({Time, Embed}, 1, 2),
        row = values({Time}, 0.5, 1.5);
   auto carried = [](In xs, In, In r, const ScanOptions& o) {
     return fold([&](In c, In v) { return sin(c * sum(v)) + r; }, "time", o)(r, xs);
   };
   auto between = [](In xs, In w, In r, const ScanOptions& o) {
-    auto turn = [&](In c, In v) {
+    auto body = [&](In c, In v) {
       return c * dot(sin(dot(v * c, w, "embed")), r, "time") + sum(sin(cumsum(v * w, "time")));
     };
-    return fold(turn, "time", o)(full({}, 0.5, DType::f64), xs);
+    return fold(body, "time", o)(full({}, 0.5, DType::f64), xs);
   };
   // the inner loop saves residuals for its gradient, and the outer loop saves these
   auto nested = [](In xs, In w, In, const ScanOptions& o) {
-    auto turn = [&](In c, In v) {
+    auto body = [&](In c, In v) {
       return fold([&](In d, In u) { return sin(d * sum(u * v)); }, "time", o)(c, w);
     };
-    return fold(turn, "time", o)(full({}, 0.5, DType::f64), xs);
+    return fold(body, "time", o)(full({}, 0.5, DType::f64), xs);
   };
   auto check = [&](auto f) {
     for (auto& o : ways()) {
@@ -312,10 +312,11 @@ TEST_CASE("scan: a carry and intermediates may have an axis with the name of the
           return sum(square(f(in[0], in[1], in[2], how)));
         };
       };
-      std::vector<NamedArray> in{x, whole, row};
-      auto got = grad(loss(o))(in), want = grad(loss(flat))(in);
+      std::vector<NamedArray> in{x, captured, row};
+      auto got = grad(loss(o))(in), expected = grad(loss(flat))(in);
       CHECK(difference(loss(o)(in), loss(flat)(in), 1e-12) == "");
-      for (std::size_t k = 0; k < in.size(); ++k) CHECK(difference(got[k], want[k], 1e-11) == "");
+      for (std::size_t k = 0; k < in.size(); ++k)
+        CHECK(difference(got[k], expected[k], 1e-11) == "");
     }
   };
   check(carried);
@@ -422,13 +423,13 @@ TEST_CASE("reduce starts from the first slice; associative_scan returns all runn
   auto step = [](const NamedArray& c, const NamedArray& a, const NamedArray& b) {
     return std::pair{c * a + b, c * a + b};
   };
-  auto want = scan(step, "time")(zeros({Embed}, DType::f64), x, values({Time, Embed})).second;
-  CHECK(difference(h, want, 1e-12) == "");
+  auto expected = scan(step, "time")(zeros({Embed}, DType::f64), x, values({Time, Embed})).second;
+  CHECK(difference(h, expected, 1e-12) == "");
   CHECK_THROWS_WITH_AS(associative_scan(mul, "tme", x), doctest::Contains("did you mean time?"),
                        Error);
-  auto gone = [](const NamedArray& a, const NamedArray& b) { return sum(a + b); };
+  auto reduced = [](const NamedArray& a, const NamedArray& b) { return sum(a + b); };
   CHECK_THROWS_WITH_AS(
-      associative_scan(gone, "time", x),
+      associative_scan(reduced, "time", x),
       doctest::Contains("[associative_scan] the function must combine two arrays f64"), Error);
   auto narrow = [](const NamedArray& a, const NamedArray& b) { return (a + b).astype(DType::f32); };
   CHECK_THROWS_WITH_AS(associative_scan(narrow, "time", x), doctest::Contains("but returned f32"),

@@ -199,8 +199,8 @@ TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
   auto mean_loss = [](const Model& n, const NamedArray& v) {
     return mean(vmap([&](const NamedArray& r) { return loss(n, r); }, "batch")(v));
   };
-  auto whole = grad(mean_loss)(m, x);
-  CHECK(difference(whole.weight, mean(each.weight, "batch"), 1e-13) == "");
+  auto mean_gradient = grad(mean_loss)(m, x);
+  CHECK(difference(mean_gradient.weight, mean(each.weight, "batch"), 1e-13) == "");
 }
 
 TEST_CASE("checkpoint: values and gradients are equal, and the inside is recomputed") {
@@ -214,10 +214,10 @@ TEST_CASE("checkpoint: values and gradients are equal, and the inside is recompu
   auto plain = [&](const std::pair<NamedArray, NamedArray>& p) {
     return sum(inside(p.first) * p.second);
   };
-  auto kept = [&](const std::pair<NamedArray, NamedArray>& p) {
+  auto checkpointed = [&](const std::pair<NamedArray, NamedArray>& p) {
     return sum(checkpoint(inside)(p.first) * p.second);
   };
-  auto a = grad(plain)(std::pair{x, w}), b = grad(kept)(std::pair{x, w});
+  auto a = grad(plain)(std::pair{x, w}), b = grad(checkpointed)(std::pair{x, w});
   CHECK(difference(b.first, a.first, 1e-14) == "");
   CHECK(difference(b.second, a.second, 1e-14) == "");
   CHECK(calls == 2);
@@ -239,13 +239,13 @@ TEST_CASE("checkpoint: an array that is passed twice, or is captured too, has on
   auto x = values({In});
   auto by = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v)); })(x); };
   auto f = [](const NamedArray& a, const NamedArray& b) { return sin(a) * b; };
-  auto want = by([&](const NamedArray& v) { return f(v, v); });
-  CHECK(difference(by([&](const NamedArray& v) { return checkpoint(f)(v, v); }), want, 1e-14) ==
+  auto expected = by([&](const NamedArray& v) { return f(v, v); });
+  CHECK(difference(by([&](const NamedArray& v) { return checkpoint(f)(v, v); }), expected, 1e-14) ==
         "");
   auto captured = [&](const NamedArray& v) {
     return checkpoint([&](const NamedArray& a) { return f(a, v); })(v);
   };
-  CHECK(difference(by(captured), want, 1e-14) == "");
+  CHECK(difference(by(captured), expected, 1e-14) == "");
 }
 
 TEST_CASE("custom_vjp: the handwritten gradient replaces the derived one, also under vmap") {

@@ -15,7 +15,7 @@ struct Sequence {
   std::optional<Mapping> at;
   bool gathers = false;
   friend bool operator==(const Sequence&, const Sequence&) = default;
-  NamedArray cut(const NamedArray& x) const { return at ? shard(x, *at) : x; }
+  NamedArray sharded(const NamedArray& x) const { return at ? shard(x, *at) : x; }
   NamedArray full(const NamedArray& x) const { return at && gathers ? auto_sharded(x) : x; }
 };
 struct Block {
@@ -29,8 +29,8 @@ struct Block {
             Mlp::init(a, k2)};
   }
   NamedArray operator()(const NamedArray& in, const Sequence& sp) const {
-    auto x = in + sp.cut(attn(sp.full(ln1(in))));
-    return sp.cut(x + sp.cut(mlp(sp.full(ln2(x)))));
+    auto x = in + sp.sharded(attn(sp.full(ln1(in))));
+    return sp.sharded(x + sp.sharded(mlp(sp.full(ln2(x)))));
   }
 };
 struct Gpt2 {
@@ -48,7 +48,7 @@ struct Gpt2 {
   // ids (batch, position) -> (batch, position, embed)
   NamedArray hidden(const NamedArray& ids, const Sequence& sp) const {
     auto x = auto_sharded(wte(ids) + wpe(arange(ids.resolve_axis("position"))));
-    return ln_f(blocks.fold(sp.cut(x), sp));
+    return ln_f(blocks.fold(sp.sharded(x), sp));
   }
 };
 
@@ -76,38 +76,38 @@ struct Pieces {
 // The loss over pieces of the positions; the backward pass recomputes their logits.
 NamedArray chunked_by_position(const Gpt2& m, const NamedArray& ids, bool pinned) {
   auto S = ids.resolve_axis("position"), V = m.wte.Vocab;
-  const Pieces cut(S);
+  const Pieces pieces(S);
   auto x = m.hidden(ids, {}), targets = roll(ids, -1, S);
   auto head = pinned ? auto_sharded(m.wte.weight) : m.wte.weight;
-  auto turn = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& t) {
+  auto body = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& t) {
     return sum + haliax::sum(nn::cross_entropy_loss(dot(x, head, "embed"), V, one_hot(t, V),
                                                     {.reduction = nn::Reduction::none}));
   };
-  auto total =
-      fold(turn, cut.count, {.checkpoint = "carries"})(zeros({}), cut.loop(x), cut.loop(targets));
-  if (cut.rest()) total = turn(total, cut.last(x), cut.last(targets));
+  auto total = fold(body, pieces.count, {.checkpoint = "carries"})(zeros({}), pieces.loop(x),
+                                                                   pieces.loop(targets));
+  if (pieces.rest()) total = body(total, pieces.last(x), pieces.last(targets));
   return total / double(ids.size());
 }
 // The loss over pieces of the vocabulary, with a running log-sum-exp.
 NamedArray chunked_by_vocab(const Gpt2& m, const NamedArray& ids) {
-  const Pieces cut(m.wte.Vocab);
+  const Pieces pieces(m.wte.Vocab);
   auto x = m.hidden(ids, {}), targets = roll(ids, -1, "position");
   struct Running {
     NamedArray top, sum, target;
   };
-  auto turn = [&](const Running& r, const NamedArray& w, const NamedArray& i) {
+  auto body = [&](const Running& r, const NamedArray& w, const NamedArray& i) {
     auto I = w.resolve_axis("vocab");
     auto logits = dot(x, w, "embed");
     auto top = maximum(r.top, max(logits, I));
     auto total = r.sum * exp(r.top - top) + sum(exp(logits - top), I);
-    auto hit = (arange(I) + i * int(cut.piece.size)) == broadcast_axis(targets, I);
+    auto hit = (arange(I) + i * int(pieces.piece.size)) == broadcast_axis(targets, I);
     return Running{top, total, r.target + sum(where(hit, logits, 0.), I)};
   };
   auto zero = zeros({ids.resolve_axis("batch"), ids.resolve_axis("position")});
-  auto r = fold(turn, cut.count, {.checkpoint = "carries"})(
+  auto r = fold(body, pieces.count, {.checkpoint = "carries"})(
       Running{auto_sharded(zero - 1e30), auto_sharded(zero), auto_sharded(zero)},
-      cut.loop(m.wte.weight), arange(cut.count));
-  if (cut.rest()) r = turn(r, cut.last(m.wte.weight), full({}, int(cut.count.size)));
+      pieces.loop(m.wte.weight), arange(pieces.count));
+  if (pieces.rest()) r = body(r, pieces.last(m.wte.weight), full({}, int(pieces.count.size)));
   return mean(r.top + log(r.sum) - r.target);
 }
 
@@ -143,13 +143,13 @@ auto training_step(const Variant& v) {
       using Sums = std::pair<NamedArray, Gpt2>;
       auto zero =
           Sums(zeros({}), tree_map([](const NamedArray& x) { return zeros_like(x); }, model));
-      auto turn = [=](const Sums& sums, const NamedArray& ids) {
+      auto body = [=](const Sums& sums, const NamedArray& ids) {
         auto more = flatten(Sums(value_and_grad(loss)(model, ids)));
         auto all = flatten(sums);
         for (std::size_t k = 0; k < all.size(); ++k) all[k] = all[k] + more[k];
         return unflatten(sums, all);
       };
-      auto sums = fold(turn, M)(zero, unflatten_axis(ids, B, {B.resize(B.size / M.size), M}));
+      auto sums = fold(body, M)(zero, unflatten_axis(ids, B, {B.resize(B.size / M.size), M}));
       auto mean = tree_map([=](const NamedArray& x) { return x / double(M.size); }, sums);
       l = mean.first;
       grads = mean.second;
@@ -238,13 +238,13 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
                         int regather = 0) {
     double t = 0;
     for (auto& x : leaves) {
-      bool cut = model && (x.mlp || x.heads || (vocab && x.vocab));
-      double n = x.count * width / (cut ? g1 : 1);
+      bool sharded = model && (x.mlp || x.heads || (vocab && x.vocab));
+      double n = x.count * width / (sharded ? g1 : 1);
       t += x.embed && fsdp ? (2 + regather) * all_gather(n, g0) : all_reduce(n, g0);
     }
     return t;
   };
-  auto layers_again = [&](double width, double g, double m) {
+  auto regathered_layers = [&](double width, double g, double m) {
     return all_gather((4 * e * hd + 2 * e * f) * l * width / m + 6 * e * l * width, g);
   };
   const double loss = all_reduce(4, 8), once = parameters(true, false, false, 8, 1) + loss,
@@ -275,7 +275,7 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
        .params = fs,
        .inside = dp,
        .min = once,
-       .min_regather = once + layers_again(4, 8, 1)});
+       .min_regather = once + regathered_layers(4, 8, 1)});
   add({.name = "fsdp_ckpt",
        .mesh = M8d,
        .params = fs,
@@ -288,7 +288,7 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
        .params = fs,
        .inside = dp,
        .min = half,
-       .min_regather = half + layers_again(2, 8, 1),
+       .min_regather = half + regathered_layers(2, 8, 1),
        .bf16 = true});
   add({.name = "dp_accum2",
        .mesh = M8d,
@@ -301,7 +301,7 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
        .params = fs,
        .inside = dp,
        .min = once + split,
-       .min_regather = 2 * (once + layers_again(4, 8, 1)) + split,
+       .min_regather = 2 * (once + regathered_layers(4, 8, 1)) + split,
        .microbatches = 2});
   add({.name = "fsdp_bf16_ckpt",
        .mesh = M8d,
@@ -350,7 +350,7 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
          .params = fs + tp,
          .inside = dp + tp,
          .min = fsdp,
-         .min_regather = fsdp + layers_again(4, g.g0, g.g1)});
+         .min_regather = fsdp + regathered_layers(4, g.g0, g.g1)});
     add({.name = g.vocab,
          .mesh = g.mesh,
          .params = fs + tp + vm,

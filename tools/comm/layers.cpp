@@ -147,10 +147,10 @@ void add_layers(std::vector<Program>& out, const Sizes& z) {
                         logits));
   const double xent = all_reduce(T * f32, 8) + all_reduce(2 * T * f32, 8) + all_reduce(act, 8);
   const auto head = shape({a.E, a.V}), table = shape({a.V, a.E});
-  const How vocab_cut{{vm, none, none}, {none, vm, none}, vm};
-  out.push_back(program("xent_vocab_sharded_onehot", M8m, vocab_cut, xent,
+  const How vocab_sharded{{vm, none, none}, {none, vm, none}, vm};
+  out.push_back(program("xent_vocab_sharded_onehot", M8m, vocab_sharded, xent,
                         gradients_of_two(xent_onehot), head, x, ids));
-  out.push_back(program("xent_vocab_sharded_take", M8m, vocab_cut, xent,
+  out.push_back(program("xent_vocab_sharded_take", M8m, vocab_sharded, xent,
                         gradients_of_two(xent_take), head, x, ids));
 
   // ---- embeddings ----
@@ -183,7 +183,7 @@ void add_layers(std::vector<Program>& out, const Sizes& z) {
       embed, table, ids));
   out.push_back(program("embedding_embed_sharded_tp", M8m, {{em, none}, {none, em}, em},
                         all_reduce(4, 8), embed, table, ids));
-  out.push_back(program("tied_embeddings_vocab_tp", M8m, vocab_cut, xent + all_reduce(act, 8),
+  out.push_back(program("tied_embeddings_vocab_tp", M8m, vocab_sharded, xent + all_reduce(act, 8),
                         gradients_of_two(tied), table, x, ids));
   out.push_back(program("tied_embeddings_fsdp", M8d, {{fs, dp, dp}, {none, fs, dp}, dp},
                         2 * all_gather(table_bytes, 8) + all_reduce(4, 8), gradients_of_two(tied),

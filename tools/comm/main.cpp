@@ -31,14 +31,14 @@ double lacking(const std::vector<Along>& axes) {
   for (int device = 0; device < devices; ++device) {
     double wanted = 1, there = 1;
     for (auto& a : axes) {
-      std::int64_t want = 0, both = 0;
+      std::int64_t needed = 0, both = 0;
       for (std::int64_t i = 0; i < a.size; ++i)
-        if (a.wants(device, i)) {
-          ++want;
+        if (a.needs(device, i)) {
+          ++needed;
           both += a.has(device, i);
         }
 
-      wanted *= double(want);
+      wanted *= double(needed);
       there *= double(both);
     }
     all += wanted - there;

@@ -40,7 +40,7 @@ inline double reduce_scatter(double n, double g) { return all_gather(n, g); }
 using Holds = std::function<bool(std::int64_t device, std::int64_t position)>;
 struct Along {
   std::int64_t size;
-  Holds has, wants;
+  Holds has, needs;
 };
 // Returns the average number of elements that a device needs and does not have. Any resharding
 // communicates at least as much.

@@ -279,8 +279,8 @@ void one_op(std::span<const std::uint8_t> bytes) {
   };
   std::vector<NamedArray> out;
   for (auto* backend : {"reference", "cpu"}) out.push_back(jit(f, {.backend = backend})(x, y, s));
-  auto want = out[0].doubles(), got = out[1].doubles();
-  auto wants = out[0].integers(), gots = out[1].integers();
+  auto expected = out[0].doubles(), got = out[1].doubles();
+  auto expected_integers = out[0].integers(), gots = out[1].integers();
   const std::string_view name = named.name;
   const bool ranged = name.find("softmax") != name.npos || name == "standardize",
              product = name == "dot" || name == "matmul" || name == "einsum";
@@ -291,16 +291,16 @@ void one_op(std::span<const std::uint8_t> bytes) {
   const bool order = named.near == Near::sum && scale > (out[0].dtype() == DType::f64 ? 1e307
                                                          : product                    ? 1e37
                                                                                       : 1e300);
-  for (std::size_t k = 0; k < want.size(); ++k) {
-    if (order && !(std::isfinite(want[k]) && std::isfinite(got[k]))) continue;
-    if (is_float(out[0].dtype()) ? same(want[k], got[k], out[0].dtype(), named.near, scale)
-                                 : wants[k] == gots[k])
+  for (std::size_t k = 0; k < expected.size(); ++k) {
+    if (order && !(std::isfinite(expected[k]) && std::isfinite(got[k]))) continue;
+    if (is_float(out[0].dtype()) ? same(expected[k], got[k], out[0].dtype(), named.near, scale)
+                                 : expected_integers[k] == gots[k])
       continue;
     throw std::logic_error(
         fmt::format("{} of {}, {}, {}: element {} is {} ({}) on the cpu, and {} ({}) on the "
                     "reference; x {} y {} s {}",
-                    name, dx, dy, ds, k, got[k], gots[k], want[k], wants[k], x.to_string(),
-                    y.to_string(), s.to_string()));
+                    name, dx, dy, ds, k, got[k], gots[k], expected[k], expected_integers[k],
+                    x.to_string(), y.to_string(), s.to_string()));
   }
 }
 

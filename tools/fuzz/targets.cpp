@@ -22,10 +22,10 @@ std::string own_file() {
 }
 void safetensors(std::span<const std::uint8_t> bytes) {
   const auto path = own_file();
-  struct Gone {
+  struct Remover {
     const std::string& path;
-    ~Gone() { std::filesystem::remove(path); }
-  } gone{path};
+    ~Remover() { std::filesystem::remove(path); }
+  } remover{path};
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(bytes.data()), std::streamsize(bytes.size()));
   auto file = read_safetensors(path);

@@ -34,7 +34,7 @@ struct Walk {
     return column >= all ? At{all, block, all}
                          : At{column, block, column + width < all ? column + width : all};
   }
-  At behind(const At& t) const {
+  At next(const At& t) const {
     return t.column + tile_columns < t.end ? At{t.column + tile_columns, t.block, t.end}
                                            : from(t.block + 1);
   }
@@ -275,9 +275,9 @@ inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
 }
 // Returns true if a tile of a result exists completely, and any two adjacent elements can be
 // accessed at once.
-template <class S> inline bool in_pairs(const Side& out, bool whole) {
+template <class S> inline bool in_pairs(const Side& out, bool full) {
   constexpr int bytes = 2 * sizeof(S);
-  return whole && out.term == 1 && out.at % bytes == 0 && out.line % 2 == 0;
+  return full && out.term == 1 && out.at % bytes == 0 && out.line % 2 == 0;
 }
 // The sums of a warp over columns: 16 rows of a result (rows, depth).
 template <class E, int depth> struct RowSums {

@@ -113,7 +113,7 @@ struct Fiber {
   unsigned long long given = 0;  // to the other lanes
   // alternating: a fast lane may publish its next value before a slow lane has read this one
   unsigned long long seen[2] = {};
-  int turn = 0;
+  int parity = 0;
 };
 
 struct Block {
@@ -140,11 +140,11 @@ void wait_for_block() { block().wait(State::at_block); }
 unsigned long long from_lane(unsigned long long value, int lane) {
   auto& b = block();
   auto& me = b.mine();
-  const int turn = me.turn ^= 1;
-  me.seen[turn] = value;
+  const int parity = me.parity ^= 1;
+  me.seen[parity] = value;
   const unsigned first = b.current / warp * warp;
   b.wait(State::at_warp);
-  return b.fibers[first + unsigned(lane)]->seen[turn];
+  return b.fibers[first + unsigned(lane)]->seen[parity];
 }
 
 }  // namespace
@@ -159,7 +159,7 @@ void run_block(SimulatedThread& at, const std::function<void()>& thread, std::ui
   for (unsigned k = 0; k < n; ++k) {
     auto& f = *b.fibers[k];
     f.state = State::ready;
-    f.turn = 0;
+    f.parity = 0;
     f.place.begin(f.stack.get(), enter);
   }
   std::vector<unsigned> order(n);

@@ -140,15 +140,15 @@ std::vector<Packet> Links::receive_all() {
   for (std::size_t r = 0; r < links_.size(); ++r) {
     auto& l = links_[r];
     flush(l);
-    bool gone = false;
-    for (char some[1 << 16]; l.socket >= 0 && !gone;) {
+    bool closed = false;
+    for (char some[1 << 16]; l.socket >= 0 && !closed;) {
       const auto n = ::recv(l.socket, some, sizeof some, 0);
       if (n > 0)
         l.in.append(some, std::size_t(n));
       else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         break;
       else
-        gone = n == 0 || errno != EINTR;
+        closed = n == 0 || errno != EINTR;
     }
     std::size_t at = 0;
     for (Head head; l.in.size() - at >= sizeof head;) {
@@ -158,9 +158,9 @@ std::vector<Packet> Links::receive_all() {
       at += sizeof head + head.bytes;
     }
     l.in.erase(0, at);
-    if (!gone) continue;
+    if (!closed) continue;
     ::close(std::exchange(l.socket, -1));
-    all.push_back({Packet::Kind::gone, int(r)});
+    all.push_back({Packet::Kind::ended, int(r)});
   }
   return all;
 }

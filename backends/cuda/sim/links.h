@@ -12,8 +12,8 @@
 namespace haliax::cuda::sim {
 
 struct Packet {
-  // taken: acknowledges a data packet; gone: the process of the other rank has ended
-  enum class Kind : std::uint64_t { data, taken, failed, gone };
+  // taken: acknowledges a data packet; ended: the process of the other rank has ended
+  enum class Kind : std::uint64_t { data, taken, failed, ended };
   Kind kind = Kind::data;
   int other = 0;  // rank of the sender
   std::string bytes = {};

@@ -50,12 +50,12 @@ void Machine::open(int by) {
   for (auto& [d, x] : devices_) x->memory.open(by);
 }
 
-int Graph::add(Work w, const std::vector<int>& behind) {
+int Graph::add(Work w, const std::vector<int>& predecessors) {
   const int n = int(work.size());
   work.push_back(std::move(w));
-  after.push_back(int(behind.size()));
+  after.push_back(int(predecessors.size()));
   then.emplace_back();
-  for (int b : behind) then[std::size_t(b)].push_back(n);
+  for (int b : predecessors) then[std::size_t(b)].push_back(n);
   return n;
 }
 Running::Running(std::shared_ptr<const Graph> g)
@@ -195,7 +195,7 @@ void Machine::begin_if(Stream* s, Stream* inside, std::shared_ptr<const unsigned
   inside->tips = s->tips;
   inside->ifs = s->ifs;
   inside->ifs.push_back(runs);
-  s->graph->told.push_back(std::move(runs));
+  s->graph->conditions.push_back(std::move(runs));
   inside->around = s;
   s->graph->streams.push_back(inside);
 }

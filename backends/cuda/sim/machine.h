@@ -51,8 +51,8 @@ struct Graph {
   std::vector<std::vector<int>> then;  // per operation, its successors
   std::vector<Stream*> streams = {};   // captured streams
   bool exchanges = false, has_ifs = false;
-  std::vector<std::shared_ptr<const unsigned>> told = {};  // conditions that its kernels set
-  int add(Work, const std::vector<int>& behind);
+  std::vector<std::shared_ptr<const unsigned>> conditions = {};  // conditions that its kernels set
+  int add(Work, const std::vector<int>& predecessors);
 };
 // An entry of a stream's queue: a running graph. A single operation is a graph with one node.
 struct Running {

@@ -76,14 +76,14 @@ void Network::look() {
       sends.pop_front();
     }
 
-    if (p.kind == Packet::Kind::gone) gone.insert(p.other);
+    if (p.kind == Packet::Kind::ended) ended.insert(p.other);
     try {
       take(p.other);
     } catch (const Error& e) {
       fail(e.what());
     }
   }
-  for (int r : gone)
+  for (int r : ended)
     if (failed.empty() && !aborted &&
         !(sides[{linked, r}].sends.empty() && sides[{r, linked}].receives.empty()))
       fail(fmt::format("rank {} has exited: its process has ended", r));

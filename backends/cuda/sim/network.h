@@ -37,7 +37,7 @@ struct Network {
   Check check;                   // called while waiting for other processes
   // received data without a matching receive
   std::map<int, std::deque<std::string>> here;
-  std::set<int> gone;  // ranks whose processes have ended
+  std::set<int> ended;  // ranks whose processes have ended
 
   // All of these require the machine's lock.
   std::shared_ptr<PendingGroup> begin(int rank, const std::vector<Transfer>&);

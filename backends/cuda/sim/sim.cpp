@@ -64,9 +64,9 @@ std::filesystem::path folder() {
 // Compiles the source, or opens the library of an earlier compilation with the same source and
 // options. Files appear atomically, and a library that cannot be opened is compiled again.
 void* library_of(const std::string& source) {
-  auto* asked = std::getenv("HALIAX_CXX");
+  auto* requested = std::getenv("HALIAX_CXX");
   const auto compiler = fmt::format("{} -std=c++20 -O1 -w -ffp-contract=off -fPIC -shared",
-                                    asked && *asked ? asked : "c++");
+                                    requested && *requested ? requested : "c++");
   const auto name =
       folder() / fmt::format("sim-{:016x}", std::hash<std::string>()(compiler + source));
   const auto library = name.string() + ".so", mine = fmt::format("{}-{}", name.string(), getpid());

@@ -159,9 +159,9 @@ template <class T> constexpr auto members() {
 template <auto M> constexpr std::string_view spelled() { return __PRETTY_FUNCTION__; }
 
 // Replaces each output of `spelled` by the name of the field.
-void cut_spelled(std::string_view* names, std::size_t count);
+void trim_spelled(std::string_view* names, std::size_t count);
 // Writes the names in the argument list of HALIAX_FIELDS, such as "a, b_, c".
-void cut_listed(std::string_view* names, std::size_t count, std::string_view text);
+void split_listed(std::string_view* names, std::size_t count, std::string_view text);
 
 // Access to the members that HALIAX_FIELDS defines, also if they are private.
 struct Access {
@@ -181,11 +181,11 @@ struct Access {
 // Writes the names of the fields of T. Called only if a `Walk` has paths.
 template <class T> [[gnu::noinline]] void write_names(std::string_view* names, std::size_t count) {
   if constexpr (Access::listed<T>)
-    cut_listed(names, count, Access::text<T>);
+    split_listed(names, count, Access::text<T>);
   else
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       ((names[I] = spelled<slot<I>(members<T>())>()), ...);
-      cut_spelled(names, count);
+      trim_spelled(names, count);
     }
   (std::make_index_sequence<field_count<T>>{});
 }

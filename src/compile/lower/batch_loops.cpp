@@ -219,27 +219,28 @@ class BatchLoops {
                             at(r).first_collective ? at(r).first_collective : calls});
       for (int k : t) first[std::size_t(k)] = calls;
     });
-    int before = 0, behind = std::numeric_limits<int>::max();
+    int before = 0, after = std::numeric_limits<int>::max();
     for (int k : order_)
       if (of_inside(k)) {
         before = std::max(before, last[std::size_t(k)]);
-        behind = std::min(behind, first[std::size_t(k)]);
+        after = std::min(after, first[std::size_t(k)]);
       }
 
-    return before < behind;
+    return before < after;
   }
   // Forms a loop: its nodes become adjacent in the order, and nodes that depend on them follow.
   void form_loop(const Marks& inside, const Axes& batch_axes) {
-    Marks behind(all_.size());
+    Marks dependents(all_.size());
     forward([&](NodeGroup t) {
-      if (!inside[std::size_t(t[0])] && (reads(t, inside) || reads(t, behind))) mark(t, behind);
+      if (!inside[std::size_t(t[0])] && (reads(t, inside) || reads(t, dependents)))
+        mark(t, dependents);
     });
     auto is_in = [&](int k) { return inside[std::size_t(k)] != 0; };
     auto first = std::find_if(order_.begin(), order_.end(), is_in);
     auto end = std::find_if(order_.rbegin(), order_.rend(), is_in).base();
-    std::stable_partition(first, end, [&](int k) { return !behind[std::size_t(k)]; });
-    auto loop = std::stable_partition(first, end,
-                                      [&](int k) { return !is_in(k) && !behind[std::size_t(k)]; });
+    std::stable_partition(first, end, [&](int k) { return !dependents[std::size_t(k)]; });
+    auto loop = std::stable_partition(
+        first, end, [&](int k) { return !is_in(k) && !dependents[std::size_t(k)]; });
     for (; loop != end && is_in(*loop); ++loop) at(*loop).loop = int(loop_axes_.size());
     loop_axes_.push_back(batch_axes);
   }
@@ -263,7 +264,7 @@ class BatchLoops {
     return out;
   }
   void write_loops(NodeGroup inside, const Axes& batch_axes, Rewrite& to) const {
-    Nodes index, whole, values;
+    Nodes index, full, values;
     for (std::size_t k = 0; k < batch_axes.size(); ++k)
       index.push_back(prim::index(batch_axes[k], 0, 1, int(k), LoopOrigin::batch));
     Rewrite in_iteration;
@@ -276,11 +277,11 @@ class BatchLoops {
       in_iteration[n.get()] = prim::rebuilt(*n, std::move(in), without(n->axes, batch_axes));
       auto is_elsewhere = [&](int r) { return at(r).loop != at(k).loop; };
       if (at(k).is_root || std::any_of(at(k).readers.begin(), at(k).readers.end(), is_elsewhere)) {
-        whole.push_back(n);
+        full.push_back(n);
         values.push_back(in_iteration[n.get()]);
       }
     }
-    follow(whole[0]->origin);
+    follow(full[0]->origin);
     for (std::size_t k = batch_axes.size(); k-- > 0;) {
       Loop l;
       l.axis = batch_axes[k];
@@ -291,8 +292,8 @@ class BatchLoops {
       auto loop = make_loop(std::move(l));
       for (std::size_t r = 0; r < values.size(); ++r) values[r] = loop_result(loop, r);
     }
-    for (std::size_t r = 0; r < whole.size(); ++r)
-      to[whole[r].get()] = prim::fit(values[r], whole[r]->axes);
+    for (std::size_t r = 0; r < full.size(); ++r)
+      to[full[r].get()] = prim::fit(values[r], full[r]->axes);
   }
   // Returns the value that an iteration reads: recomputed in the iteration if it only depends on
   // scalars and positions, otherwise its slice of an array.

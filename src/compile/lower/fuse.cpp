@@ -322,23 +322,23 @@ struct Builder {
   // Merges an elementwise kernel into a kernel over the same elements that reads its results, if
   // neither depends on the other. For example, the moments of an optimizer and its parameters are
   // computed in one pass.
-  void merge(int part, int whole, const std::unordered_set<int>& first) {
-    if (part < 0 || part == whole) return;
+  void merge(int part, int into, const std::unordered_set<int>& first) {
+    if (part < 0 || part == into) return;
     for (int o : first)
-      if (o >= 0 && o != part && o != whole && is_downstream(o, part)) return;
-    auto &a = scope.units[std::size_t(part)], &b = scope.units[std::size_t(whole)];
+      if (o >= 0 && o != part && o != into && is_downstream(o, part)) return;
+    auto &a = scope.units[std::size_t(part)], &b = scope.units[std::size_t(into)];
     auto plain = [](const Unit& u) {
       return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= 12;
     };
-    if (!plain(a) || !plain(b) || !same_set(a.outer, b.outer) || is_downstream(part, whole) ||
-        is_downstream(whole, part))
+    if (!plain(a) || !plain(b) || !same_set(a.outer, b.outer) || is_downstream(part, into) ||
+        is_downstream(into, part))
       return;
     b.nodes.insert(b.nodes.begin(), a.nodes.begin(), a.nodes.end());
-    for (auto& n : a.nodes) scope.unit_of[n.get()] = whole;
+    for (auto& n : a.nodes) scope.unit_of[n.get()] = into;
     b.after.insert(a.after.begin(), a.after.end());
     b.order = std::max(a.order, b.order);
     for (auto& u : scope.units)
-      if (u.after.erase(part)) u.after.insert(whole);
+      if (u.after.erase(part)) u.after.insert(into);
     a = Unit{};  // the merged unit is empty
   }
   // Adds a node to an existing kernel or to a unit of its own, after all units that it reads.

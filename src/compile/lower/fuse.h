@@ -42,9 +42,9 @@ struct Scope {
   std::unordered_map<const Node*, int> unit_of;  // node -> the unit that computes it
   std::unordered_set<const Node*> in_memory;     // nodes that are read from memory
   std::unordered_map<const Node*, std::vector<const Target*>> targets;
-  // The location of a node inside `whole`, whose operand `operand` is a view of the node.
+  // The location of a node inside `reader`, whose operand `operand` is a view of the node.
   struct Joined {
-    NodePtr whole, operand;
+    NodePtr reader, operand;
     std::int64_t start;
   };
   // Nodes that are computed directly in the place of their only reader, because the reader

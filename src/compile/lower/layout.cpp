@@ -41,12 +41,12 @@ class Preferences {
   }
 
  private:
-  struct Alike {
+  struct LayoutGroup {
     std::optional<Names> batch = {};
     bool fixed = false;
   };
   std::unordered_map<const Node*, const Node*> parent_;
-  std::unordered_map<const Node*, Alike> groups_;
+  std::unordered_map<const Node*, LayoutGroup> groups_;
 
   const Node* root(const Node* n) {
     for (;;) {
@@ -85,8 +85,8 @@ class Preferences {
       prefer(n.in[1].get(), batch);
     } else if (is_stack(n)) {
       for (auto& v : result_of(n).value) unite(v.get(), &n);
-    } else if (auto cut = slice_of(n);
-               cut && cut->drop && is_stack(*n.in[0]) && cut->axis == n.in[0]->axes[0].name) {
+    } else if (auto slice = slice_of(n);
+               slice && slice->drop && is_stack(*n.in[0]) && slice->axis == n.in[0]->axes[0].name) {
       unite(&n, n.in[0].get());
     } else if (kind == Kind::map || kind == Kind::wrap) {
       for (auto& x : n.in)

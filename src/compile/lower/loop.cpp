@@ -55,7 +55,7 @@ void Lowering::loop(const NodePtr& n) {
       // The remainder chunk has the last positions of the axis.
       body(t, l.reverse ? l.index.size() - 1 - position : position, deferred);
   for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), t.places[k]);
-  kept_alive_.insert(kept_alive_.end(), results.begin(), results.end());
+  retained_.insert(retained_.end(), results.begin(), results.end());
 }
 
 void Lowering::body(const LoweredLoop& t, std::size_t b, bool deferred) {
@@ -134,9 +134,9 @@ void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axe
   k.finish();
 }
 
-Place Lowering::iteration_block(const Place& whole, const Loop& l, const NodePtr& index,
+Place Lowering::iteration_block(const Place& stack, const Loop& l, const NodePtr& index,
                                 const Axes& value) {
-  Place p = whole;
+  Place p = stack;
   // The position of the loop axis in the result.
   auto along = l.drop ? 0 : find_axis(value, l.axis.name) - value.data();
   auto t = term(index, p.strides[std::size_t(along)], 0);

@@ -70,7 +70,7 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
 }
 
 void query_scratch(program::Program& p, program::Device& device, int workers) {
-  auto ask = [&](auto& self, std::vector<program::Step>& steps, int of) -> void {
+  auto query = [&](auto& self, std::vector<program::Step>& steps, int of) -> void {
     for (auto& s : steps) {
       if (!device.supports(s))
         throw Error(fmt::format("[{}] backend {} does not support this step; {}", s.op,
@@ -82,7 +82,7 @@ void query_scratch(program::Program& p, program::Device& device, int workers) {
         s.scratch_bytes = device.scratch_bytes(s, of);
     }
   };
-  ask(ask, p.steps, workers);
+  query(query, p.steps, workers);
 }
 
 }  // namespace haliax

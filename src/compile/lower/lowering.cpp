@@ -110,19 +110,19 @@ Place Lowering::target_place(const NodePtr& n) {
   return fresh_for(n);
 }
 Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
-  auto& whole = *part.whole;
-  Place all = joined_[&whole] = target_place(part.whole);
-  added_.push_back(&whole);  // in another scope its place differs
+  auto& reader = *part.reader;
+  Place all = joined_[&reader] = target_place(part.reader);
+  added_.push_back(&reader);  // in another scope its place differs
   if (part.start > 0)
     all.offset +=
-        part.start * view(all, whole.axes, {*find(whole, AlongAttr::of(whole).axis)}).strides[0];
+        part.start * view(all, reader.axes, {*find(reader, AlongAttr::of(reader).axis)}).strides[0];
   Nodes views;  // the views between the node and the operand, outermost first
   for (auto x = part.operand; x != n; x = x->in[0]) views.push_back(x);
-  auto axes = n->axes;  // renamed to the names in `whole`
+  auto axes = n->axes;  // renamed to the names in `reader`
   for (auto& a : axes)
     for (auto by = views.rbegin(); by != views.rend(); ++by)
       a.name = name_in_result(**by, 0, a.name);
-  return reordered(all, whole.axes, axes);
+  return reordered(all, reader.axes, axes);
 }
 const Target* Lowering::accumulation(const NodePtr& n) const {
   auto t = scope_->targets.find(n.get());
@@ -234,12 +234,12 @@ void Lowering::collective(const NodePtr& n) {
     results.push_back(collective_result(n, k));
     places.push_back(target_place(results[k]));
     s.collective.out.push_back({sizes(w.out[k]), view(places[k], w.out[k], w.out[k])});
-    auto* cut = k < w.along.size() ? find_axis(w.out[k], w.along[k]) : nullptr;
-    s.collective.dim.push_back(cut ? int(cut - w.out[k].data()) : -1);
+    auto* axis = k < w.along.size() ? find_axis(w.out[k], w.along[k]) : nullptr;
+    s.collective.dim.push_back(axis ? int(axis - w.out[k].data()) : -1);
   }
   push(std::move(s));
   for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), places[k]);
-  kept_alive_.insert(kept_alive_.end(), results.begin(), results.end());
+  retained_.insert(retained_.end(), results.begin(), results.end());
 }
 // Lowers a ring contraction. The block of another rank is in memory while it is contracted, and is
 // sent to the next rank from there.
@@ -275,7 +275,7 @@ void Lowering::ring(const NodePtr& n) {
              {mine, block->axes}, sums && ring_step > 0);
   }
   set_place(result.get(), out);
-  kept_alive_.push_back(result);
+  retained_.push_back(result);
 }
 void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate) {
   const MatmulAxes x(a.axes, b.axes, out.axes);
@@ -315,7 +315,7 @@ void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, 
   auto flag = place_of(n.in[2]);
   if (!add && (sums || masked.zero)) zero(result_, n.axes);
   const auto size = find(find(*n.in[0], axis) ? *n.in[0] : *n.in[1], axis)->size,
-             whole = size / block;
+             full_blocks = size / block;
   auto part = [&, axis = axis, block = block](Placed p, std::int64_t positions, int variable) {
     auto strides = p.place.strides;
     for (std::size_t d = 0; d < p.axes.size(); ++d) {
@@ -324,7 +324,7 @@ void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, 
       if (variable >= 0)
         p.place.terms.push_back({.loop = variable, .stride = block * strides[d]});
       else
-        p.place.offset += whole * block * strides[d];
+        p.place.offset += full_blocks * block * strides[d];
     }
     return p;
   };
@@ -335,14 +335,14 @@ void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, 
     if (variable >= 0)
       mine.terms.push_back({.loop = variable, .stride = flag.strides[0]});
     else
-      mine.offset += whole * flag.strides[0];
+      mine.offset += full_blocks * flag.strides[0];
     push({.kind = program::Kind::skip, .skip = {view(mine, {}, {})}});
     contract(part(out, positions, variable), part(a, positions, variable),
              part(b, positions, variable), add || sums);
     steps_ = outer;
     push(std::move(s));
   };
-  if (whole > 0) emit_loop(whole, block, p_.loops++);
+  if (full_blocks > 0) emit_loop(full_blocks, block, p_.loops++);
   if (size % block) emit_loop(1, size % block, -1);
 }
 void Lowering::copy_into(const Unit& u) {

@@ -83,7 +83,7 @@ class Lowering final : public Emit {
                       Moves&);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
   // Returns the place of one iteration's entry in a stacked result.
-  Place iteration_block(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);
+  Place iteration_block(const Place& stack, const Loop&, const NodePtr& index, const Axes& value);
 
   program::Program& p_;
   const LowerOptions options_;
@@ -97,7 +97,7 @@ class Lowering final : public Emit {
   Places joined_;                   // concatenations that have a place before they are computed
   // Loop index -> loop variable, or -1 if the index has a single value.
   std::unordered_map<const Node*, int> variables_;
-  Nodes kept_alive_;  // results of loops and collectives; their addresses are keys of `places_`
+  Nodes retained_;  // results of loops and collectives; their addresses are keys of `places_`
   Scope* scope_ = nullptr;
   const Node* now_ = nullptr;  // the node that is lowered, for reports
   Place result_;

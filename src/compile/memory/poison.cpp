@@ -70,12 +70,12 @@ struct Poison {
 
     std::vector<Step> out;
     for (std::size_t k = 0; k < steps.size(); ++k) {
-      std::set<int> inside, behind;
+      std::set<int> inside, after;
       for (auto& [m, at] : last)
-        if (at == k) (steps[k].kind == Kind::loop && times[m] == 1 ? inside : behind).insert(m);
+        if (at == k) (steps[k].kind == Kind::loop && times[m] == 1 ? inside : after).insert(m);
       if (!inside.empty()) after_last_use(steps[k].loop.body, inside);
       out.push_back(std::move(steps[k]));
-      for (int m : behind) out.push_back(filled(m));
+      for (int m : after) out.push_back(filled(m));
     }
     steps = std::move(out);
   }

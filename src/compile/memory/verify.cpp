@@ -432,8 +432,8 @@ std::string box(DType d, const Dims& dims) {
 std::string shared_by_call(const program::Collective& c) {
   std::string out = name_of(c.kind);
   for (std::size_t k = 0; k < c.x.size(); ++k) {
-    auto& whole = c.kind == program::CollectiveKind::all_gather ? c.out[k] : c.x[k];
-    out += (k ? ", " : " of ") + box(whole.view.dtype, whole.dims);
+    auto& full = c.kind == program::CollectiveKind::all_gather ? c.out[k] : c.x[k];
+    out += (k ? ", " : " of ") + box(full.view.dtype, full.dims);
     if (c.kind != program::CollectiveKind::all_reduce) out += fmt::format(" along {}", c.dim[k]);
   }
   return out;

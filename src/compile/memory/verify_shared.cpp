@@ -67,8 +67,8 @@ struct SharedCheck {
     for (auto& w : writes[memory(slot)])
       for (auto& l : around) {
         bool before = w.slot != slot && w.at > l.begin && w.at <= l.iteration_start,
-             apart = before && counts(*w.view, l.variable);
-        if (apart && !elsewhere(w, s, &v, l.variable))
+             per_iteration = before && counts(*w.view, l.variable);
+        if (per_iteration && !elsewhere(w, s, &v, l.variable))
           bad(s, fmt::format("slot {} overwrites values of other iterations in slot {}", slot,
                              w.slot));
       }

@@ -37,7 +37,7 @@ std::vector<std::vector<int>> reads_of(const Plan& plan) {
 
 struct Bucketing {
   Plan& plan;
-  const GlobalGraph& whole;
+  const GlobalGraph& graph;
   // With overlap, small reductions get buckets of their own, so that they do not delay large ones.
   bool overlap;
   std::vector<std::vector<int>> reads = reads_of(plan);
@@ -101,10 +101,10 @@ struct Bucketing {
         int monoid = 0;
         for (auto& [m, how] : from.partial)
           if (s.reshard_step.over.has(m)) monoid = int(how);
-        auto b = whole.bytes(s.node, from);
-        bool apart = overlap && b <= kNegligibleBytes;
-        auto& [bucket, full] = open[{int(s.reshard_step.kind), over, int(whole.ptr(s.node)->dtype),
-                                     monoid, calls_after[k], apart}];
+        auto b = graph.bytes(s.node, from);
+        bool separate = overlap && b <= kNegligibleBytes;
+        auto& [bucket, full] = open[{int(s.reshard_step.kind), over, int(graph.ptr(s.node)->dtype),
+                                     monoid, calls_after[k], separate}];
         if (full == 0 || full + b > kBucket) {
           bucket = ++buckets;
           full = 0;
@@ -115,7 +115,7 @@ struct Bucketing {
       } else if (s.reshard_step.kind == ReshardStep::Kind::all_gather && calls_before[k] == 0) {
         // Large gathers are not merged, because all gathered arrays would then be live at once.
         // Small gathers join the first one.
-        auto b = whole.bytes(s.node, s.at);
+        auto b = graph.bytes(s.node, s.at);
         auto& [bucket, small] = gathers[over];
         if (bucket == 0)
           s.bucket = bucket = ++buckets;
@@ -134,7 +134,7 @@ struct Bucketing {
     for (std::size_t i = 0; i < versions.size(); ++i) at[versions[i]] = int(i);
     std::function<int(int)> soonest = [&](int k) {
       auto& s = plan.version(k);
-      auto kind = whole.ptr(s.node)->op->kind;
+      auto kind = graph.ptr(s.node)->op->kind;
       bool light = s.kind == Version::Kind::generate || s.kind == Version::Kind::result ||
                    (s.kind == Version::Kind::compute && (kind == Kind::map || kind == Kind::view));
       if (!s.sums() && !light) return at[k];
@@ -191,8 +191,8 @@ struct Bucketing {
 
 }  // namespace
 
-void bucket(Plan& plan, const GlobalGraph& whole, bool overlap) {
-  Bucketing{plan, whole, overlap}.run();
+void bucket(Plan& plan, const GlobalGraph& graph, bool overlap) {
+  Bucketing{plan, graph, overlap}.run();
 }
 
 // Marks the versions that no result depends on as not live, so that they are neither computed nor

@@ -21,8 +21,8 @@ using program::CollectiveKind;
 
 class Emitter {
  public:
-  Emitter(const Plan& plan, const GlobalGraph& whole, const Mesh& mesh, int device, bool verify)
-      : plan_(plan), global_(whole), mesh_(mesh), device_(device), verify_(verify),
+  Emitter(const Plan& plan, const GlobalGraph& graph, const Mesh& mesh, int device, bool verify)
+      : plan_(plan), global_(graph), mesh_(mesh), device_(device), verify_(verify),
         local_(plan.versions.size()) {}
 
   std::vector<NodePtr> inputs(const std::vector<PartitionInput>& in) {
@@ -132,7 +132,7 @@ class Emitter {
       case Version::Kind::shift:
         return shifted(s, {});
       case Version::Kind::regroup:
-        return regrouped(s, kept(s));
+        return regrouped(s, retained_part(s));
       case Version::Kind::reshard:
         return s.reshard_step.kind == ReshardStep::Kind::make_partial ? partial_of(s) : sliced(s);
       case Version::Kind::ring_receive:
@@ -224,7 +224,7 @@ class Emitter {
     auto& n = *node(s);
     auto& table = rules::writes_into(n) ? s.at : version(s.in[0]).at;
     std::vector<Block> blocks;
-    for (auto& [name, cut] : table.dims) {
+    for (auto& [name, mesh_axes] : table.dims) {
       if (along(n, 0, name).way != Along::Way::pick) continue;
       auto [start, size] = block(n.in[0]->axes, table, name);
       blocks.push_back({name, prim::integer(start, DType::i64), size});
@@ -527,11 +527,11 @@ class Emitter {
         if (h.over.has(m)) w.collective.monoid = how;
       x.push_back(local(s.in[0]));
       w.along.push_back(s.reshard_step.axis);
-      auto whole = s.reshard_step.kind == ReshardStep::Kind::all_gather
-                       ? axes_of(s)
-                       : local_axes(n.axes, from, mesh_, device_);
-      w.collective.size.push_back(s.reshard_step.axis ? find_axis(whole, s.reshard_step.axis)->size
-                                                      : 0);
+      auto full_axes = s.reshard_step.kind == ReshardStep::Kind::all_gather
+                           ? axes_of(s)
+                           : local_axes(n.axes, from, mesh_, device_);
+      w.collective.size.push_back(
+          s.reshard_step.axis ? find_axis(full_axes, s.reshard_step.axis)->size : 0);
     }
     if (w.collective.skip_flag != program::SkipFlag::nothing) {
       auto& flag = ring_loop_of(version(first)).flag;
@@ -616,11 +616,11 @@ class Emitter {
     Axes parts;
     for (std::size_t k = 0; k < p.result_layout.parts.size(); ++k)
       parts.push_back(p.result_layout.parts[k].resize(
-          block_of(p.result_layout.parts[k], p.result_layout.cuts[k], mesh_, device_).second));
+          block_of(p.result_layout.parts[k], p.result_layout.mesh_axes[k], mesh_, device_).second));
     return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
   }
   // Returns this device's part of the data that it holds, for a regroup without communication.
-  NodePtr kept(const Version& s) const {
+  NodePtr retained_part(const Version& s) const {
     auto& p = s.copy_boxes[0];
     auto x = with_joined_parts(s);
     auto runs = own_runs(p, s.at, mesh_, device_);
@@ -669,9 +669,9 @@ class Emitter {
 
 }  // namespace
 
-Nodes emit(const Plan& plan, const GlobalGraph& whole, const std::vector<PartitionInput>& inputs,
+Nodes emit(const Plan& plan, const GlobalGraph& graph, const std::vector<PartitionInput>& inputs,
            const Mesh& mesh, int device, Nodes& placeholders, bool verify) {
-  Emitter e(plan, whole, mesh, device, verify);
+  Emitter e(plan, graph, mesh, device, verify);
   placeholders = e.inputs(inputs);
   return e.run();
 }

@@ -20,8 +20,9 @@ struct BlockRun {
 };
 
 AxisLayout layout_of(const AxisLayout& in_parts, const CopyBox& p, const Axis& a,
-                     const MeshAxes& cut) {
-  return p.axis && p.axis == a.name && !in_parts.parts.empty() ? in_parts : AxisLayout{{a}, {cut}};
+                     const MeshAxes& mesh_axes) {
+  return p.axis && p.axis == a.name && !in_parts.parts.empty() ? in_parts
+                                                               : AxisLayout{{a}, {mesh_axes}};
 }
 bool in_parts(const CopyBox& p, const Axis& a) {
   return p.axis && p.axis == a.name &&
@@ -36,7 +37,7 @@ BlockPosition position_of(const AxisLayout& l, std::int64_t i, const Mesh& mesh)
   BlockPosition p{0, 0, 0};
   std::int64_t blocks = 1, row = 1;
   for (auto k = l.parts.size(); k-- > 0;) {
-    std::int64_t size = l.parts[k].size, count = ranks(mesh, l.cuts[k]),
+    std::int64_t size = l.parts[k].size, count = ranks(mesh, l.mesh_axes[k]),
                  step = std::max<std::int64_t>(1, (size + count - 1) / count);
     auto at = i % size, block = at / step, here = std::min(step, size - block * step);
     p.block += block * blocks;
@@ -54,7 +55,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const AxisLayout& l
                                                              int device) {
   std::vector<std::pair<std::int64_t, std::int64_t>> out{{0, 1}};  // from, size
   for (std::size_t k = 0; k < l.parts.size(); ++k) {
-    auto [low, length] = block_of(l.parts[k], l.cuts[k], mesh, device);
+    auto [low, length] = block_of(l.parts[k], l.mesh_axes[k], mesh, device);
     bool last = k + 1 == l.parts.size();
     std::vector<std::pair<std::int64_t, std::int64_t>> next;
     for (auto& row : out)
@@ -107,9 +108,9 @@ std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Copy
   return out;
 }
 // Returns the device that holds this block and has the other coordinates of `device`.
-int with_block(int device, std::int64_t block, const MeshAxes& cut, const Mesh& mesh) {
-  for (int k = cut.size(); k-- > 0;) {
-    int x = cut[k], size = mesh.axes()[std::size_t(x)].second, stride = 1;
+int with_block(int device, std::int64_t block, const MeshAxes& over, const Mesh& mesh) {
+  for (int k = over.size(); k-- > 0;) {
+    int x = over[k], size = mesh.axes()[std::size_t(x)].second, stride = 1;
     for (std::size_t m = std::size_t(x) + 1; m < mesh.axes().size(); ++m)
       stride *= mesh.axes()[m].second;
     device += (int(block % size) - coordinate(mesh, device, x)) * stride;
@@ -162,13 +163,13 @@ std::vector<Delivery> deliveries(const std::vector<CopyBox>& copy_boxes, const A
     for (std::size_t d = 0; d < axes.size(); ++d) {
       auto runs = runs_of(p.axes[d], axes[d], p, p.at.mesh_axes(axes[d].name),
                           at.mesh_axes(axes[d].name), mesh, device);
-      auto cut = layout_of(p.source_layout, p, axes[d], p.at.mesh_axes(axes[d].name)).over();
+      auto over = layout_of(p.source_layout, p, axes[d], p.at.mesh_axes(axes[d].name)).over();
       std::vector<Delivery> next;
       for (auto& s : some)
         for (auto& r : runs) {
-          if (giver >= 0 && with_block(giver, r.block, cut, mesh) != giver) continue;
+          if (giver >= 0 && with_block(giver, r.block, over, mesh) != giver) continue;
           auto n = s;
-          n.from = with_block(n.from, r.block, cut, mesh);
+          n.from = with_block(n.from, r.block, over, mesh);
           n.start.push_back(r.theirs);
           n.at.push_back(r.mine);
           n.dims.push_back(r.size);
@@ -209,13 +210,13 @@ void set_ring(CollectiveSpec& w, const Axes& block, const MeshAxes& over, const 
 
 MeshAxes AxisLayout::over() const {
   MeshAxes all;
-  for (auto& c : cuts) all = all + c;
+  for (auto& c : mesh_axes) all = all + c;
   return all;
 }
 std::int64_t AxisLayout::size(const Mesh& mesh, int device) const {
   std::int64_t n = 1;
   for (std::size_t k = 0; k < parts.size(); ++k)
-    n *= block_of(parts[k], cuts[k], mesh, device).second;
+    n *= block_of(parts[k], mesh_axes[k], mesh, device).second;
   return n;
 }
 

@@ -17,7 +17,7 @@ void set_ring(CollectiveSpec&, const Axes& block, const MeshAxes& over, const Me
 // is sharded by mesh axes of its own. Most axes have one part, which is the axis itself.
 struct AxisLayout {
   Axes parts = {};
-  std::vector<MeshAxes> cuts = {};                   // mesh axes of each part
+  std::vector<MeshAxes> mesh_axes = {};              // mesh axes of each part
   MeshAxes over() const;                             // mesh axes of all parts
   std::int64_t size(const Mesh&, int device) const;  // positions in the block of a device
 };

@@ -11,10 +11,10 @@
 namespace haliax::partitioning {
 namespace {
 
-Purposes purposes_of(const GlobalGraph& whole) {
+Purposes purposes_of(const GlobalGraph& graph) {
   Nodes roots, inputs;
-  for (int r : whole.roots) roots.push_back(whole.ptr(r));
-  for (auto& n : whole.values)
+  for (int r : graph.roots) roots.push_back(graph.ptr(r));
+  for (auto& n : graph.values)
     if (n.node->op == &prim::kInput) inputs.push_back(n.node);
   return Purposes(roots, inputs);
 }
@@ -51,19 +51,19 @@ bool is_computed_from(const NodePtr& n, const Node& x) {
 
 }  // namespace
 
-GatherReasons::GatherReasons(const Plan& plan, const GlobalGraph& whole, const Gradients* noted)
-    : purposes(purposes_of(whole)), plan_(plan), whole_(whole) {
+GatherReasons::GatherReasons(const Plan& plan, const GlobalGraph& graph, const Gradients* noted)
+    : purposes(purposes_of(graph)), plan_(plan), graph_(graph) {
   find_parameters(noted);
 }
 void GatherReasons::find_parameters(const Gradients* noted) {  // operands precede their readers
-  for (std::size_t n = 0; n < whole_.values.size(); ++n) {
+  for (std::size_t n = 0; n < graph_.values.size(); ++n) {
     auto& me = node(int(n));
-    bool all = !whole_.values[n].in.empty() && me.op->kind != Kind::loop && me.op != &kResult,
+    bool all = !graph_.values[n].in.empty() && me.op->kind != Kind::loop && me.op != &kResult,
          some = false;
-    for (std::size_t k = 0; k < whole_.values[n].in.size(); ++k) {
-      int x = whole_.values[n].in[k];
+    for (std::size_t k = 0; k < graph_.values[n].in.size(); ++k) {
+      int x = graph_.values[n].in[k];
       if (x < 0 || is_order_only(me, k)) continue;
-      all &= of_parameters_[std::size_t(x)] || whole_.at(x).generated;
+      all &= of_parameters_[std::size_t(x)] || graph_.at(x).generated;
       some |= bool(of_parameters_[std::size_t(x)]);
     }
     // The argument is a parameter even if no gradient reaches it.
@@ -75,8 +75,8 @@ void GatherReasons::find_parameters(const Gradients* noted) {  // operands prece
 // Returns true if the gathered array is an intermediate of a blockwise op that the op itself reads,
 // such as the sums of its blocks.
 bool GatherReasons::between_blocks(const Version& v) const {
-  auto& op = whole_.user_op(v.cause);
-  bool written = &op != &node(v.cause) && &op != &node(v.node) && &op == &whole_.user_op(v.node);
+  auto& op = graph_.user_op(v.cause);
+  bool written = &op != &node(v.cause) && &op != &node(v.node) && &op == &graph_.user_op(v.node);
   return written && node(v.node).bytes() < op.in[0]->bytes();
 }
 // Returns true for ids that select from a sharded table, or rows that are written into one. Each
@@ -85,13 +85,13 @@ bool GatherReasons::between_blocks(const Version& v) const {
 bool GatherReasons::for_part(const Version& v) const {
   auto& cause = node(v.cause);
   if (!rules::picks(cause) || node(v.node).bytes() >= cause.in[0]->bytes()) return false;
-  auto stays_cut = [&](const Version& pick) {
+  auto stays_sharded = [&](const Version& pick) {
     if (!pick.live || pick.node != v.cause || pick.kind != Version::Kind::compute) return false;
     auto& table = plan_.version(pick.in[0]).at;
     return std::all_of(v.reshard_step.over.begin(), v.reshard_step.over.end(),
                        [&](int x) { return table.uses(x); });
   };
-  return std::any_of(plan_.versions.begin(), plan_.versions.end(), stays_cut) &&
+  return std::any_of(plan_.versions.begin(), plan_.versions.end(), stays_sharded) &&
          !is_computed_from(cause.in[0], node(v.node));
 }
 bool GatherReasons::by_parameter(const Version& v, const Node& cause) const {
@@ -100,18 +100,18 @@ bool GatherReasons::by_parameter(const Version& v, const Node& cause) const {
   return !shared ||
          std::none_of(v.reshard_step.over.begin(), v.reshard_step.over.end(), [&](int x) {
            return std::find(shared->begin(), shared->end(),
-                            whole_.mesh.axes()[std::size_t(x)].first) != shared->end();
+                            graph_.mesh.axes()[std::size_t(x)].first) != shared->end();
          });
 }
 // Returns true if the reader is a view that is a result of the function. The sharding of the result
 // then causes the gather.
 bool GatherReasons::by_view(const Version& v) const {
-  auto& op = whole_.user_op(v.cause);
-  int n = whole_.find(&op);
+  auto& op = graph_.user_op(v.cause);
+  int n = graph_.find(&op);
   return (rules::is_free_to_recompute(op) || rules::regroups(op)) &&
-         std::count(whole_.roots.begin(), whole_.roots.end(), n) > 0 &&
+         std::count(graph_.roots.begin(), graph_.roots.end(), n) > 0 &&
          std::none_of(v.reshard_step.over.begin(), v.reshard_step.over.end(),
-                      [&](int x) { return whole_.at(n).preferred.uses(x); });
+                      [&](int x) { return graph_.at(n).preferred.uses(x); });
 }
 // A gather has one of these reasons:
 // - result: the sharding of a result requires it.
@@ -123,13 +123,13 @@ bool GatherReasons::by_view(const Version& v) const {
 // - unrequested: all other gathers.
 GatherReason GatherReasons::reason(const Version& v) const {
   if (v.cause < 0 || by_view(v)) return GatherReason::result;
-  auto& cause = whole_.user_op(v.cause);
+  auto& cause = graph_.user_op(v.cause);
   if (cause.op == &prim::kShardingConstraint) return GatherReason::constraint;
   auto reduced = [&](const Version& other) {
     return other.live && other.reshard_step.kind == ReshardStep::Kind::reduce_scatter &&
            other.reshard_step.over == v.reshard_step.over &&
-           is_cotangent_of(cause, whole_.user_op(other.node), node(v.node)) &&
-           !is_computed_from(whole_.ptr(other.node), node(v.node));
+           is_cotangent_of(cause, graph_.user_op(other.node), node(v.node)) &&
+           !is_computed_from(graph_.ptr(other.node), node(v.node));
   };
   if (by_parameter(v, cause)) return GatherReason::parameter;
   if (std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced))
@@ -137,8 +137,8 @@ GatherReason GatherReasons::reason(const Version& v) const {
   return between_blocks(v) || for_part(v) ? GatherReason::blocks : GatherReason::unrequested;
 }
 
-std::ptrdiff_t unrequested_gathers(const Plan& plan, const GlobalGraph& whole) {
-  GatherReasons gather_reasons(plan, whole);
+std::ptrdiff_t unrequested_gathers(const Plan& plan, const GlobalGraph& graph) {
+  GatherReasons gather_reasons(plan, graph);
   return std::count_if(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
     return v.gathers() && gather_reasons.reason(v) == GatherReason::unrequested;
   });

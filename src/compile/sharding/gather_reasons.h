@@ -14,14 +14,14 @@ class GatherReasons {
   const Purposes purposes;
 
  private:
-  const Node& node(int n) const { return whole_.node(n); }
+  const Node& node(int n) const { return graph_.node(n); }
   void find_parameters(const Gradients*);
   bool by_parameter(const Version&, const Node& cause) const;
   bool between_blocks(const Version&) const;
   bool for_part(const Version&) const;
   bool by_view(const Version&) const;
   const Plan& plan_;
-  const GlobalGraph& whole_;
+  const GlobalGraph& graph_;
   std::vector<char> of_parameters_;  // per node: computed from parameters and positions alone
 };
 

@@ -103,10 +103,10 @@ const GlobalGraph::Level& GlobalGraph::level(int loop, std::size_t body) {
 // sharding constraint, whose operand prefers the constrained sharding.
 void GlobalGraph::prefer(int n, const Sharding& s) {
   auto& w = at(n).preferred;
-  for (auto& [name, cut] : s.on(node(n).axes).dims) {
+  for (auto& [name, mesh_axes] : s.on(node(n).axes).dims) {
     bool taken = !w.mesh_axes(name).empty();
-    for (int x : cut) taken |= w.uses(x);
-    if (!taken) w.set(name, cut);
+    for (int x : mesh_axes) taken |= w.uses(x);
+    if (!taken) w.set(name, mesh_axes);
   }
 }
 void GlobalGraph::init_preferred(const std::vector<Sharding>& requested) {

@@ -127,7 +127,7 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   for (auto p : attr.parts) parts.push_back(*haliax::find(short_form, p));
   auto lie = [&](const Sharding& s) {
     AxisLayout l{parts, {}};
-    for (auto& p : parts) l.cuts.push_back(s.mesh_axes(p.name));
+    for (auto& p : parts) l.mesh_axes.push_back(s.mesh_axes(p.name));
     return l;
   };
   auto unused = [&](const MeshAxes& c, const Sharding& also) {

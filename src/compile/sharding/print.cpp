@@ -12,30 +12,30 @@ const char* const kReshardNames[] = {"slice",    "make-partial", "reduce-scatter
 
 struct PlanPrinter {
   const Plan& plan;
-  const GlobalGraph& whole;
+  const GlobalGraph& graph;
   const GatherReasons gather_reasons;
   std::string text = {};
 
   std::string at(const Version& s) const {
     std::string out;
-    for (auto& [name, cut] : s.at.dims)
-      out += " " + std::string(name.text()) + ":" + to_string(whole.mesh, cut);
+    for (auto& [name, mesh_axes] : s.at.dims)
+      out += " " + std::string(name.text()) + ":" + to_string(graph.mesh, mesh_axes);
     for (auto& [x, m] : s.at.partial)
-      out += " partial over " + whole.mesh.axes()[std::size_t(x)].first;
+      out += " partial over " + graph.mesh.axes()[std::size_t(x)].first;
     return out;
   }
   // Returns the name of the op. For an argument, or a value computed from one, also the path of the
   // argument, such as layers.mlp.up.
   std::string op(int k) const {
-    auto& n = whole.node(k);
-    auto* of = whole.input(k);
+    auto& n = graph.node(k);
+    auto* of = graph.input(k);
     if (!of || !of->origin.module) return n.op->name;
     return n.op->name + std::string(of == &n ? " " : " of ") +
            std::string(of->origin.module.text());
   }
   void line(int k, const std::string& indent) {
     auto& s = plan.version(k);
-    auto& n = whole.node(s.node);
+    auto& n = graph.node(s.node);
     auto* kind = s.kind == Version::Kind::reshard ? kReshardNames[int(s.reshard_step.kind)]
                                                   : kKinds[int(s.kind)];
     text += indent + "#" + std::to_string(k) + " " + kind;
@@ -45,12 +45,12 @@ struct PlanPrinter {
       text += "  " + std::to_string(std::int64_t(s.reshard_step.bytes)) + " bytes";
     if (s.bucket > 0) text += "  bucket " + std::to_string(s.bucket);
     if (s.ring >= 0) text += "  block by block into #" + std::to_string(s.ring);
-    auto& cause = whole.user_op(s.communicates() && s.cause >= 0 ? s.cause : s.node);
+    auto& cause = graph.user_op(s.communicates() && s.cause >= 0 ? s.cause : s.node);
     if (s.communicates()) {
       text += std::string("  for ") + (s.cause < 0 ? "a result" : user_op_name(cause));
       if (s.gathers()) text += std::string(", requested by ") + name_of(gather_reasons.reason(s));
     }
-    if (auto where = where_of(cause.origin); !where.empty() && &cause != whole.input(s.node))
+    if (auto where = where_of(cause.origin); !where.empty() && &cause != graph.input(s.node))
       text += "    # " + where;
     text += "\n";
   }
@@ -66,8 +66,8 @@ struct PlanPrinter {
 
 }  // namespace
 
-std::string to_string(const Plan& plan, const GlobalGraph& whole, const Gradients* noted) {
-  PlanPrinter p{plan, whole, GatherReasons(plan, whole, noted)};
+std::string to_string(const Plan& plan, const GlobalGraph& graph, const Gradients* noted) {
+  PlanPrinter p{plan, graph, GatherReasons(plan, graph, noted)};
   p.in_body(0, "");
   p.text += "results";
   for (int r : plan.roots) p.text += " #" + std::to_string(r);

@@ -34,7 +34,7 @@ struct Gathered {
 
 struct Regather {
   Plan& plan;
-  const GlobalGraph& whole;
+  const GlobalGraph& graph;
   std::vector<std::vector<int>> readers;
   std::vector<int> around;  // per body: the version of its loop; -1: the top
   // per body: bytes of gathered weights from outside that stay resident throughout
@@ -44,14 +44,14 @@ struct Regather {
 
   bool gathers(int k, int r) const {
     auto& s = plan.version(k);
-    return s.gathers() && s.body == r && whole.is_weight(s.node);
+    return s.gathers() && s.body == r && graph.is_weight(s.node);
   }
   // Returns true for a cast or a view of a weight. Returns false for a barrier, which marks a
   // weight that is rematerialized.
   bool sees(int k, int r) const {
     auto& s = plan.version(k);
-    return s.kind == Version::Kind::compute && s.body == r && whole.is_weight(s.node) &&
-           whole.ptr(s.node)->op != &prim::kBarrier;
+    return s.kind == Version::Kind::compute && s.body == r && graph.is_weight(s.node) &&
+           graph.ptr(s.node)->op != &prim::kBarrier;
   }
   // Returns the position of a version, or of the enclosing loop, among the versions of a body.
   int place(int k, int r) const {
@@ -87,7 +87,7 @@ struct Regather {
     all.created = {gather};
     std::map<int, Gathered> parts;  // by body
     for (std::size_t i = 0; i < all.created.size(); ++i) {
-      all.bytes = std::max(all.bytes, whole.bytes(plan.version(all.created[i]).node,
+      all.bytes = std::max(all.bytes, graph.bytes(plan.version(all.created[i]).node,
                                                   plan.version(all.created[i]).at));
       for (int k : readers[std::size_t(all.created[i])]) {
         if (k < 0 || plan.version(k).kind == Version::Kind::loop) return {};
@@ -115,7 +115,7 @@ struct Regather {
     return out;
   }
   const Loop& loop(int body) const {
-    return loop_of(whole.node(plan.loop(plan.body(body).loop).node));
+    return loop_of(graph.node(plan.loop(plan.body(body).loop).node));
   }
   // Returns true if another loop over the same axis reads the weight. One of the two loops then
   // rematerializes the iterations of the other one for their gradients.
@@ -127,7 +127,7 @@ struct Regather {
   }
   // Returns true if the loop accumulates a value with the axes of the weight, such as its gradient.
   bool trains(const Gathered& g, int body) const {
-    auto& weight = whole.node(plan.version(g.created[0]).node);
+    auto& weight = graph.node(plan.version(g.created[0]).node);
     auto& all = loop(body).results;
     return std::any_of(all.begin(), all.end(), [&](auto& r) {
       return r.fold != Fold::stack && same_set(r.value[0]->axes, weight.axes);
@@ -138,7 +138,7 @@ struct Regather {
   // many iterations, which share the gathered weight.
   bool may_enter(const Gathered& g, int r) const {
     auto& shared_axes = plan.loop(plan.body(r).loop).shared_by;
-    if (!loop(r).drop || whole.is_guarded(plan.loop(plan.body(r).loop).node)) return false;
+    if (!loop(r).drop || graph.is_guarded(plan.loop(plan.body(r).loop).node)) return false;
     return std::none_of(g.created.begin(), g.created.end(), [&](int k) {
       return std::any_of(shared_axes.begin(), shared_axes.end(),
                          [&](int m) { return plan.version(k).reshard_step.over.has(m); });
@@ -155,29 +155,29 @@ struct Regather {
                                   [&](int a, int b) { return place(a, r) < place(b, r); });
     auto& versions = plan.body(r).versions;
     auto before = versions.begin() + place(first, r);
-    std::map<int, int> twin;
+    std::map<int, int> copy_of;
     for (int k : g.created) {
       if (!requested.count(k)) continue;
       Version s = plan.version(k);
       for (int& x : s.in)
-        if (twin.count(x)) x = twin[x];
+        if (copy_of.count(x)) x = copy_of[x];
       s.cause = plan.version(first).node;
       s.body = r;
-      twin[k] = int(plan.versions.size());
+      copy_of[k] = int(plan.versions.size());
       plan.versions.push_back(std::move(s));
       readers.emplace_back();
-      before = versions.insert(before, twin[k]) + 1;
+      before = versions.insert(before, copy_of[k]) + 1;
     }
-    for (auto& [k, t] : twin) {
+    for (auto& [k, t] : copy_of) {
       auto& old = readers[std::size_t(k)];
       for (int x : old)
-        if (by.count(x) || twin.count(x))
-          readers[std::size_t(t)].push_back(by.count(x) ? x : twin[x]);
+        if (by.count(x) || copy_of.count(x))
+          readers[std::size_t(t)].push_back(by.count(x) ? x : copy_of[x]);
       std::erase_if(old, [&](int x) { return by.count(x) > 0; });
     }
     for (int k : by)
       for (int& x : plan.version(k).in)
-        if (twin.count(x)) x = twin[x];
+        if (copy_of.count(x)) x = copy_of[x];
   }
 
   void run(int r) {
@@ -210,10 +210,10 @@ struct Regather {
           repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.body) : r);
     // Repeats gathers between passes.
     // Bytes that are resident while each version is computed.
-    std::vector<double> kept(plan.body(r).versions.size(), held[std::size_t(r)]);
+    std::vector<double> resident(plan.body(r).versions.size(), held[std::size_t(r)]);
     for (int k : plan.body(r).versions)
       for (int body : plan.bodies_of(plan.version(k)))
-        kept[std::size_t(place(k, r))] += inside[body];
+        resident[std::size_t(place(k, r))] += inside[body];
     std::vector<Gathered> waiting, repeated;
     for (auto& parts : large(r)) {
       Gathered g;
@@ -227,7 +227,7 @@ struct Regather {
     std::stable_sort(waiting.begin(), waiting.end(),
                      [](auto& x, auto& y) { return x.first - x.last < y.first - y.last; });
     for (auto& g : waiting) {
-      auto from = kept.begin() + g.last, to = kept.begin() + g.first;
+      auto from = resident.begin() + g.last, to = resident.begin() + g.first;
       if (*std::max_element(from, to) + g.bytes > may_wait)
         repeated.push_back(std::move(g));
       else
@@ -235,7 +235,7 @@ struct Regather {
     }
     for (int k : plan.body(r).versions)
       for (int body : plan.bodies_of(plan.version(k)))
-        held[std::size_t(body)] = kept[std::size_t(place(k, r))];
+        held[std::size_t(body)] = resident[std::size_t(place(k, r))];
     for (auto& g : repeated) {
       std::set<int> by;
       for (int k : g.readers)
@@ -247,8 +247,8 @@ struct Regather {
 
 }  // namespace
 
-void regather(Plan& plan, const GlobalGraph& whole) {
-  Regather all{plan, whole, readers_of(plan), std::vector<int>(plan.bodies.size(), -1),
+void regather(Plan& plan, const GlobalGraph& graph) {
+  Regather all{plan, graph, readers_of(plan), std::vector<int>(plan.bodies.size(), -1),
                std::vector<double>(plan.bodies.size())};
   for (int k = 0; k < int(plan.versions.size()); ++k)
     for (int body : plan.bodies_of(plan.version(k))) all.around[std::size_t(body)] = k;

@@ -32,19 +32,20 @@ struct Resharding {
   // Returns the longest prefix of the requested sharding of an axis that can be reached with mesh
   // axes that `may` accepts. Returns the current sharding if none can.
   template <class May>
-  MeshAxes further(Name name, const MeshAxes& want, const Sharding& s, May may) const {
+  MeshAxes further(Name name, const MeshAxes& requested, const Sharding& s, May may) const {
     auto have = s.mesh_axes(name);
-    if (!want.starts_with(have)) return have;
+    if (!requested.starts_with(have)) return have;
     int n = have.size();
-    while (n < want.size() && may(want[n])) ++n;
-    auto cut = want.prefix(n);
-    bool fits = nested(axis(name), cut, have.size(), mesh) && nested(axis(name), want, n, mesh);
-    return fits ? cut : have;
+    while (n < requested.size() && may(requested[n])) ++n;
+    auto reached = requested.prefix(n);
+    bool fits =
+        nested(axis(name), reached, have.size(), mesh) && nested(axis(name), requested, n, mesh);
+    return fits ? reached : have;
   }
   bool slice() {
     auto next = now;
-    for (auto& [name, want] : to.dims)
-      next.set(name, further(name, want, next,
+    for (auto& [name, requested] : to.dims)
+      next.set(name, further(name, requested, next,
                              [&](int x) { return !next.uses(x) && !next.is_partial(x); }));
     return !(next == now) && go({ReshardStep::Kind::slice, next, {}, {}, 0});
   }
@@ -55,12 +56,12 @@ struct Resharding {
     return !(next == now) && go({ReshardStep::Kind::make_partial, next, {}, {}, 0});
   }
   bool reduce_scatter() {
-    for (auto& [name, want] : to.dims) {
-      auto have = now.mesh_axes(name), cut = further(name, want, now, [&](int x) {
+    for (auto& [name, requested] : to.dims) {
+      auto have = now.mesh_axes(name), reached = further(name, requested, now, [&](int x) {
                                          return now.is_partial(x) && !to.is_partial(x);
                                        });
-      if (cut == have) continue;
-      auto over = cut.from(have.size());
+      if (reached == have) continue;
+      auto over = reached.from(have.size());
       auto monoid = Monoid::sum;
       bool mixed = false;
       for (auto& [x, m] : now.partial)
@@ -71,7 +72,7 @@ struct Resharding {
 
       if (mixed) continue;
       auto next = now;
-      next.set(name, cut);
+      next.set(name, reached);
       for (int x : over) next.resolve(x);
       return go({ReshardStep::Kind::reduce_scatter, next, over, name, ring(over, bytes(now))});
     }
@@ -83,14 +84,14 @@ struct Resharding {
   bool exchange() {
     auto next = now;
     std::vector<int> placed;
-    for (auto& [name, want] : to.dims) {
+    for (auto& [name, requested] : to.dims) {
       int n = 0;
-      while (n < want.size() && now.uses(want[n])) {
-        placed.push_back(want[n]);
+      while (n < requested.size() && now.uses(requested[n])) {
+        placed.push_back(requested[n]);
         ++n;
       }
 
-      next.set(name, want.prefix(n));
+      next.set(name, requested.prefix(n));
     }
     for (auto& [name, have] : now.dims) {
       if (to.mesh_axes(name).empty()) next.set(name, {});

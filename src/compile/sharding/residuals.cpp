@@ -21,14 +21,15 @@ bool may_stack(const Loop& l, const Node& n) {
 }
 // The body of a later loop in terms of the loop whose stacks it reads: a slice of a stack equals
 // the value that the earlier body stacked.
-struct Twin {
+struct EarlierBody {
   NodePtr earlier;
   Rewrite to;
 };
-Twin twin_of(const GlobalGraph& whole, const std::vector<int>& order, const Node* index) {
-  Twin t;
+EarlierBody earlier_body_of(const GlobalGraph& graph, const std::vector<int>& order,
+                            const Node* index) {
+  EarlierBody t;
   for (int n : order) {
-    auto& s = whole.ptr(n);
+    auto& s = graph.ptr(n);
     if (!is_slice_at(*s, index)) continue;
     auto& stack = s->in[0];
     if (!is_loop_result(*stack)) continue;
@@ -46,27 +47,27 @@ struct Repeated {
   NodePtr earlier, later;
   Nodes nodes;
 };
-Repeated repeated(const Plan& plan, GlobalGraph& whole) {
+Repeated repeated(const Plan& plan, GlobalGraph& graph) {
   Repeated out;
   // Key: node.
   std::unordered_map<int, std::vector<std::pair<const Version*, const LoopPlan*>>> known;
   for (auto& l : plan.loops) {
-    auto& loop = whole.ptr(l.node);
+    auto& loop = graph.ptr(l.node);
     auto& index = loop_of(*loop).index;
     if (index.size() != 1) continue;
     auto& body = plan.body(l.bodies[0]);
     std::int64_t slice_bytes = 0;  // largest slice that an iteration reads, in bytes
-    for (int n : whole.level(l.node, 0).order) {
-      auto& s = whole.ptr(n);
+    for (int n : graph.level(l.node, 0).order) {
+      auto& s = graph.ptr(n);
       if (is_slice_at(*s, index[0].get())) slice_bytes = std::max(slice_bytes, s->bytes());
     }
     for (int k : body.versions) {
       auto& s = plan.version(k);
-      auto& n = whole.ptr(s.node);
+      auto& n = graph.ptr(s.node);
       if (!s.live || !s.sums() || n->bytes() > slice_bytes || !may_stack(loop_of(*loop), *n))
         continue;
       for (auto& [was, by] : known[s.node]) {
-        auto& earlier = whole.ptr(by->node);
+        auto& earlier = graph.ptr(by->node);
         bool is_sibling =
             earlier != loop && plan.body(by->bodies[0]).parent == body.parent && was->at == s.at;
         if (!is_sibling || (out.later && (out.earlier != earlier || out.later != loop))) continue;
@@ -81,8 +82,8 @@ Repeated repeated(const Plan& plan, GlobalGraph& whole) {
   return out;
 }
 // Replaces the sums of the later loop by reads of the stacks of the earlier loop.
-Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& whole) {
-  auto r = repeated(plan, whole);
+Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& graph) {
+  auto r = repeated(plan, graph);
   if (!r.later) return roots;
   auto now = [](const Rewrite& to, const NodePtr& n) {
     auto found = to.find(n.get());
@@ -95,10 +96,11 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& whole) {
   auto changed = substitute(roots, first);
   auto later = now(first, r.later);
   Loop less = loop_of(*later);
-  auto& kept = loop_of(*created);
+  auto& extended = loop_of(*created);
   for (std::size_t k = 0; k < r.nodes.size(); ++k)
-    body[now(first, r.nodes[k]).get()] = prim::slice_at(
-        loop_result(created, kept.results.size() - r.nodes.size() + k), kept.index[0], kept.drop);
+    body[now(first, r.nodes[k]).get()] =
+        prim::slice_at(loop_result(created, extended.results.size() - r.nodes.size() + k),
+                       extended.index[0], extended.drop);
   for (auto& result : less.results)
     result.value = substitute(result.value, body, less.index[0].get());
   replace_loop(later, std::move(less), then);
@@ -107,15 +109,15 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& whole) {
 
 }  // namespace
 
-Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& whole, bool gathers_too) {
+Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& graph, bool gathers_too) {
   std::unordered_map<const Node*, std::vector<std::pair<NodePtr, NodePtr>>>
       residuals;  // earlier loop -> (its value, the same value as the later loop computes it)
   std::vector<NodePtr> loops;
   for (auto& l : plan.loops) {
-    auto& later = whole.ptr(l.node);
+    auto& later = graph.ptr(l.node);
     auto& index = loop_of(*later).index;
     if (index.size() != 1) continue;
-    Twin t;
+    EarlierBody t;
     bool looked = false;
     for (int k : plan.body(l.bodies[0]).versions) {
       auto& s = plan.version(k);
@@ -123,20 +125,20 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& whole, b
           !(s.sums() || gathers_too))
         continue;
       if (!looked) {
-        t = twin_of(whole, whole.level(l.node, 0).order, index[0].get());
+        t = earlier_body_of(graph, graph.level(l.node, 0).order, index[0].get());
         looked = true;
       }
 
       if (!t.earlier) break;
-      auto& rematerialised = whole.ptr(s.node);
+      auto& rematerialised = graph.ptr(s.node);
       if (t.to.count(rematerialised.get())) continue;  // saved already
       auto to = t.to;
       auto was = substitute({rematerialised}, to, index[0].get())[0];
-      int id = whole.find(was.get());
+      int id = graph.find(was.get());
       if (was == rematerialised || id < 0 || !may_stack(loop_of(*t.earlier), *was)) continue;
       bool there = std::any_of(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
         return v.live && v.node == id && v.at == s.at && plan.body(v.body).loop >= 0 &&
-               whole.ptr(plan.loop(plan.body(v.body).loop).node) == t.earlier;
+               graph.ptr(plan.loop(plan.body(v.body).loop).node) == t.earlier;
       });
       if (!there) continue;
       auto& list = residuals[t.earlier.get()];
@@ -146,13 +148,13 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& whole, b
         list.push_back({was, rematerialised});
     }
   }
-  if (loops.empty()) return with_repeated(roots, plan, whole);
+  if (loops.empty()) return with_repeated(roots, plan, graph);
   Rewrite to;
   for (auto& f : loops) {
     Loop more = loop_of(*f);
     std::vector<std::size_t> place;
-    for (auto& kept : residuals[f.get()]) {
-      auto& was = kept.first;
+    for (auto& residual : residuals[f.get()]) {
+      auto& was = residual.first;
       auto same = std::find_if(more.results.begin(), more.results.end(),
                                [&](auto& r) { return r.fold == Fold::stack && r.value[0] == was; });
       place.push_back(std::size_t(same - more.results.begin()));

@@ -13,11 +13,11 @@ constexpr int kMostRanks = 32;  // limit, since the Program has one contraction 
 
 struct Ringing {
   Plan& plan;
-  const GlobalGraph& whole;
+  const GlobalGraph& graph;
   std::vector<std::vector<int>> readers;
 
-  const Node& node(const Version& s) const { return whole.node(s.node); }
-  double bytes(const Version& s) const { return whole.bytes(s.node, s.at); }
+  const Node& node(const Version& s) const { return graph.node(s.node); }
+  double bytes(const Version& s) const { return graph.bytes(s.node, s.at); }
 
   int reader(int k) const {  // the only version that reads it, once; -1: none, or several
     auto& by = readers[std::size_t(k)];
@@ -35,7 +35,7 @@ struct Ringing {
       return false;
     // Requires one mesh axis, blocks of equal size, and the full axis as the result of the gather.
     // Small gathers share one collective instead.
-    int n = ranks(whole.mesh, s.reshard_step.over);
+    int n = ranks(graph.mesh, s.reshard_step.over);
     auto size = find(node(s), s.reshard_step.axis)->size;
     bool all = plan.version(s.in[0]).at.mesh_axes(s.reshard_step.axis) == s.reshard_step.over &&
                s.at.mesh_axes(s.reshard_step.axis).empty();
@@ -76,8 +76,8 @@ std::vector<std::vector<int>> readers_of(const Plan& plan) {
   return out;
 }
 
-void ring(Plan& plan, const GlobalGraph& whole) {
-  Ringing r{plan, whole, readers_of(plan)};
+void ring(Plan& plan, const GlobalGraph& graph) {
+  Ringing r{plan, graph, readers_of(plan)};
   for (int k = 0; k < int(plan.versions.size()); ++k)
     if (r.is_rotated(k)) plan.version(k).ring = r.reader(k);
 }

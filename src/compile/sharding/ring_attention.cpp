@@ -20,24 +20,24 @@ bool is_block(const SliceAttr& s, std::int64_t size) {
   return !s.drop && s.start == 0 && s.step == 1 && s.size == size;
 }
 
-bool sends_nothing_else(const Plan& plan, const GlobalGraph& whole, int body, int round,
+bool sends_nothing_else(const Plan& plan, const GlobalGraph& graph, int body, int round,
                         bool& masked) {
   for (int k : plan.body(body).versions) {
     auto& v = plan.version(k);
     if (!v.live) continue;
-    masked |= prim::reads_mask(whole.node(v.node));
+    masked |= prim::reads_mask(graph.node(v.node));
     if (v.communicates() && (!v.in_ring_loop() || body != round)) return false;
     for (int inner : plan.bodies_of(v))
-      if (!sends_nothing_else(plan, whole, inner, round, masked)) return false;
+      if (!sends_nothing_else(plan, graph, inner, round, masked)) return false;
   }
   return true;
 }
 
 }  // namespace
 
-bool may_skip(const Plan& plan, const GlobalGraph& whole, int body) {
+bool may_skip(const Plan& plan, const GlobalGraph& graph, int body) {
   bool masked = false;
-  return sends_nothing_else(plan, whole, body, body, masked) && masked;
+  return sends_nothing_else(plan, graph, body, body, masked) && masked;
 }
 MeshAxes Planned::ring_axes_of(int n) const {
   auto& l = loop_of(node(n));
@@ -48,12 +48,12 @@ MeshAxes Planned::ring_axes_of(int n) const {
     auto& me = node(s);
     if (!is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0)) continue;
     auto slice = SliceAttr::of(me);
-    auto cut = first(operand(s, 0)).mesh_axes(slice.axis);
-    if (cut.empty()) continue;
-    bool other = !over.empty() && !(cut == over),
-         whole = haliax::find(*me.in[0], slice.axis)->size == l.axis.size;
-    if (other || !whole || !is_block(slice, chunk)) return {};
-    over = cut;
+    auto mesh_axes = first(operand(s, 0)).mesh_axes(slice.axis);
+    if (mesh_axes.empty()) continue;
+    bool other = !over.empty() && !(mesh_axes == over),
+         full_axis = haliax::find(*me.in[0], slice.axis)->size == l.axis.size;
+    if (other || !full_axis || !is_block(slice, chunk)) return {};
+    over = mesh_axes;
   }
   const int count = ranks(mesh_, over);
   bool busy = over.overlaps(taken(node(n)));
@@ -70,16 +70,16 @@ bool Planner::visit(int n) {
     if (o.round.empty() || !is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0))
       continue;
     auto axis = SliceAttr::of(me).axis;
-    auto lies = first(operand(n, 0)).without_partial();
+    auto source = first(operand(n, 0)).without_partial();
     bool in_loop_inside = &o != &open_.back();
-    if (in_loop_inside || !(lies.mesh_axes(axis) == o.round)) return false;
-    auto at = lies.on(me.axes);
+    if (in_loop_inside || !(source.mesh_axes(axis) == o.round)) return false;
+    auto at = source.on(me.axes);
     at.set(axis, {});
     const double others = 1 - 1. / ranks(mesh_, o.round);
     Version v{.kind = Version::Kind::ring_receive,
               .node = n,
               .at = at,
-              .in = {obtain(operand(n, 0), lies)}};
+              .in = {obtain(operand(n, 0), source)}};
     v.reshard_step = {.to = at, .over = o.round, .axis = axis, .bytes = bytes(n, at) * others};
     now_.plan.bytes += v.reshard_step.bytes * turns_of(n);
     put_first(n, std::move(v), 0);

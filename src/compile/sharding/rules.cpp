@@ -59,10 +59,10 @@ Axes iteration_axes(const Node& n) {
   return out;
 }
 
-std::optional<std::vector<MeshAxes>> split_over_parts(const MeshAxes& cut, const Axes& parts,
+std::optional<std::vector<MeshAxes>> split_over_parts(const MeshAxes& mesh_axes, const Axes& parts,
                                                       const Mesh& mesh) {
   std::vector<MeshAxes> out;
-  MeshAxes rest = cut;
+  MeshAxes rest = mesh_axes;
   for (auto& p : parts) {
     int n = 0;
     while (n < rest.size() && p.size % ranks(mesh, rest.prefix(n + 1)) == 0) ++n;
@@ -74,25 +74,27 @@ std::optional<std::vector<MeshAxes>> split_over_parts(const MeshAxes& cut, const
   return out;
 }
 
-bool may_shard(const Node& n, Name a, const MeshAxes& cut, const Sharding& work, const Mesh& mesh) {
+bool may_shard(const Node& n, Name a, const MeshAxes& mesh_axes, const Sharding& work,
+               const Mesh& mesh) {
   auto r = regroup_of(n);
-  if (r && r->flattens && a == r->flat) return split_over_parts(cut, r->parts, mesh).has_value();
+  if (r && r->flattens && a == r->flat)
+    return split_over_parts(mesh_axes, r->parts, mesh).has_value();
   if (r && !r->flattens && r->is_part(a)) {
     auto more = work;
-    more.set(a, cut);
+    more.set(a, mesh_axes);
     auto even = split_over_parts(r->joined(more), r->parts, mesh);
     if (!even) return false;
     for (std::size_t k = 0; k < r->parts.size(); ++k)
       if (!((*even)[k] == more.mesh_axes(r->parts[k].name))) return false;
     return true;
   }
-  bool there = has(n.axes, a), whole = there && along(n, kResultSide, a).way == Way::full;
+  bool there = has(n.axes, a), full = there && along(n, kResultSide, a).way == Way::full;
   each_axis(n, [&](std::size_t, const Axis&, const Along& rule) {
     if (!(rule.point == a)) return;
     there = true;
-    whole |= rule.way == Way::full;
+    full |= rule.way == Way::full;
   });
-  return there && !whole;
+  return there && !full;
 }
 
 Sharding operand_sharding(const Node& n, std::size_t k, const Sharding& work, const Mesh& mesh) {
@@ -114,20 +116,20 @@ Sharding operand_sharding(const Node& n, std::size_t k, const Sharding& work, co
 
 Sharding result_sharding(const Node& n, const Sharding& work) {
   Sharding out;
-  Names kept;  // axes of the iteration space that the result has
+  Names in_result;  // axes of the iteration space that the result has
   for (auto& a : n.axes) {
     auto rule = along(n, kResultSide, a.name);
     if (rule.way == Way::full) continue;
     out.set(a.name, work.mesh_axes(rule.point));
-    kept.push_back(rule.point);
+    in_result.push_back(rule.point);
   }
-  for (auto& [name, cut] : work.dims) {
-    if (std::find(kept.begin(), kept.end(), name) != kept.end()) continue;
+  for (auto& [name, mesh_axes] : work.dims) {
+    if (std::find(in_result.begin(), in_result.end(), name) != in_result.end()) continue;
     auto monoid = Monoid::sum;
     each_axis(n, [&, point = name](std::size_t, const Axis&, const Along& rule) {
       if (rule.point == point) monoid = rule.monoid;
     });
-    for (int x : cut) out.add_partial(x, monoid);
+    for (int x : mesh_axes) out.add_partial(x, monoid);
   }
   return out;
 }
@@ -153,12 +155,12 @@ Sharding work_sharding(const Node& n, std::size_t k, const Sharding& operand, co
         leave(r->flat, c);
     }
   }
-  for (auto& [name, cut] : operand.dims) {
+  for (auto& [name, mesh_axes] : operand.dims) {
     auto rule = along(n, k, name);
     if (rule.way == Way::full)
-      leave(name, cut);
+      leave(name, mesh_axes);
     else if (rule.way != Way::regroup)
-      out.set(rule.point, cut);
+      out.set(rule.point, mesh_axes);
   }
   return out;
 }

@@ -20,15 +20,15 @@ std::string looks(const Node& n, int decision) {
 // Compares the communication volume of the full program for each choice, such as gathering a weight
 // or moving an activation. A gather that another op needs anyway adds nothing, and reductions that
 // share a collective are counted once. A choice is accepted only if it reduces the total.
-Plan best_plan(GlobalGraph& whole, Planner& planner, bool strict) {
+Plan best_plan(GlobalGraph& graph, Planner& planner, bool strict) {
   Choices choices;
-  const int given = int(whole.values.size());
+  const int given = int(graph.values.size());
   auto [b, contested, stacks] = planner.run(choices, true);
   auto most = b.points * 1.01;
   auto take = [&, &b = b](const Choices& c) {
     Plan p = planner.run(c, false).plan;
     if (p.bytes >= b.bytes - 1 || p.points > most ||
-        (strict && unrequested_gathers(p, whole) > unrequested_gathers(b, whole)))
+        (strict && unrequested_gathers(p, graph) > unrequested_gathers(b, graph)))
       return false;
     b = std::move(p);
     choices = c;
@@ -41,8 +41,8 @@ Plan best_plan(GlobalGraph& whole, Planner& planner, bool strict) {
   }
   // Ops that look equal in each layer are decided together. Ops of an expansion are decided before
   // the op that they expand.
-  std::map<std::tuple<bool, std::string, int>, std::set<int>> alike;
-  for (auto& [n, k] : contested) alike[{n < given, looks(whole.node(n), k), k}].insert(n);
+  std::map<std::tuple<bool, std::string, int>, std::set<int>> equal_ops;
+  for (auto& [n, k] : contested) equal_ops[{n < given, looks(graph.node(n), k), k}].insert(n);
   struct Declined {
     const std::set<int>& nodes;
     int way;
@@ -52,14 +52,14 @@ Plan best_plan(GlobalGraph& whole, Planner& planner, bool strict) {
   auto decide = [](Choices& c, const Declined& d) {
     for (int n : d.nodes) c.follow[n] = d.way;
   };
-  for (auto& [decision, nodes] : alike) {
+  for (auto& [decision, nodes] : equal_ops) {
     auto c = choices;
     Declined d{nodes, std::get<int>(decision)};
     decide(c, d);
     if (take(c)) continue;
     for (int n : nodes)
-      for (int x : whole.at(n).in)
-        if (x >= 0 && !whole.at(x).generated && !whole.is_weight(x)) d.read.insert(x);
+      for (int x : graph.at(n).in)
+        if (x >= 0 && !graph.at(x).generated && !graph.is_weight(x)) d.read.insert(x);
     declined.push_back(std::move(d));
   }
   // An operand of two ops may move for both of them, or for neither.

@@ -18,7 +18,7 @@ namespace {
 
 struct PlanCheck {
   const Plan& plan;
-  const GlobalGraph& whole;
+  const GlobalGraph& graph;
   const char* after;
   std::vector<std::vector<int>> readers = readers_of(plan);
   std::vector<int> place = places(plan);  // per version: its position in its body; -1: none
@@ -40,7 +40,7 @@ struct PlanCheck {
     return out;
   }
   int number(const Version& v) const { return int(&v - plan.versions.data()); }
-  const Node& node(const Version& v) const { return whole.node(v.node); }
+  const Node& node(const Version& v) const { return graph.node(v.node); }
   // Raises an error unless `ok`. The arguments are formatted only in case of an error.
   template <class... A> void must(bool ok, const Version& v, const char* why, const A&... a) const {
     if (ok) return;
@@ -51,7 +51,7 @@ struct PlanCheck {
   }
   template <class A> static const A& text(const A& a) { return a; }
   std::string text(const MeshAxes& c) const {
-    return c.empty() ? "unsharded" : to_string(whole.mesh, c);
+    return c.empty() ? "unsharded" : to_string(graph.mesh, c);
   }
   std::string text(const Sharding& s) const {
     static const char* const monoids[] = {"", ", of products", ", of maxima", ", of minima"};
@@ -65,19 +65,19 @@ struct PlanCheck {
   void legal(const Version& v) const {
     std::set<int> used;
     auto use = [&](int x) {
-      must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis with index {}", x);
+      must(x >= 0 && x < int(graph.mesh.axes().size()), v, "the mesh has no axis with index {}", x);
       must(used.insert(x).second, v, "mesh axis {} is used twice",
-           whole.mesh.axes()[std::size_t(x)].first);
+           graph.mesh.axes()[std::size_t(x)].first);
     };
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
       if (auto& l = plan.loop(body->loop);
-          whole.changes_in(node(v), loop_of(whole.node(l.node)), body->number))
+          graph.changes_in(node(v), loop_of(graph.node(l.node)), body->number))
         for (int x : l.shared_by)
           // a mesh axis of size 1 shares nothing
-          if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);
-    for (auto& [name, cut] : v.at.dims) {
+          if (graph.mesh.axes()[std::size_t(x)].second > 1) use(x);
+    for (auto& [name, mesh_axes] : v.at.dims) {
       must(find_axis(node(v).axes, name), v, "sharded axis {} is not in {}", name, node(v).axes);
-      for (int x : cut) use(x);
+      for (int x : mesh_axes) use(x);
     }
     for (auto& [x, m] : v.at.partial) use(x);
   }
@@ -108,7 +108,7 @@ struct PlanCheck {
   MeshAxes iterations_of(const Version& v, const Node& index) const {
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
       if (auto& l = plan.loop(body->loop);
-          loop_of(whole.node(l.node)).index[body->number].get() == &index)
+          loop_of(graph.node(l.node)).index[body->number].get() == &index)
         return l.shared_by;
     return {};
   }
@@ -133,20 +133,21 @@ struct PlanCheck {
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (v.in[k] < 0 || is_order_only(n, k)) continue;
       for (auto& a : n.in[k]->axes) {
-        auto cut = plan.version(v.in[k]).at.mesh_axes(a.name);
+        auto actual = plan.version(v.in[k]).at.mesh_axes(a.name);
         auto rule = along(n, k, a.name);
         if (rule.way == Way::regroup) continue;
-        bool apart = rule.way == Way::full || rule.way == Way::shift;
-        if (!apart && !has(known, rule.point)) {
+        bool needs_full = rule.way == Way::full || rule.way == Way::shift;
+        if (!needs_full && !has(known, rule.point)) {
           known.push_back(rule.point);
-          work.set(rule.point, cut);
-          for (int m : cut) created.add_partial(m, rule.monoid);
+          work.set(rule.point, actual);
+          for (int m : actual) created.add_partial(m, rule.monoid);
         }
         // An axis that a loop slices is sharded like the iterations.
-        auto should = !apart                         ? work.mesh_axes(rule.point)
+        auto should = !needs_full                    ? work.mesh_axes(rule.point)
                       : v.local_iterations && k == 0 ? iterations_of(v, *n.in[1])
                                                      : MeshAxes();
-        must(cut == should, v, "axis {} of operand {} is {}, expected {}", a.name, k, cut, should);
+        must(actual == should, v, "axis {} of operand {} is {}, expected {}", a.name, k, actual,
+             should);
       }
     }
     return work;
@@ -156,12 +157,12 @@ struct PlanCheck {
     auto& n = node(v);
     auto r = RegroupAttr::of(n);
     bool flattens = rules::flattens(n);
-    auto &x = plan.version(v.in[0]).at, &apart = flattens ? x : v.at;
+    auto &x = plan.version(v.in[0]).at, &split = flattens ? x : v.at;
     Axes parts;
     for (auto p : r.parts) parts.push_back(*find_axis(flattens ? n.in[0]->axes : n.axes, p));
-    auto even = rules::split_over_parts((flattens ? v.at : x).mesh_axes(r.flat), parts, whole.mesh);
+    auto even = rules::split_over_parts((flattens ? v.at : x).mesh_axes(r.flat), parts, graph.mesh);
     for (std::size_t p = 0; p < parts.size(); ++p)
-      must(even && apart.mesh_axes(parts[p].name) == (*even)[p], v,
+      must(even && split.mesh_axes(parts[p].name) == (*even)[p], v,
            "axis {} is not sharded in blocks of {}", r.flat, parts[p].name);
   }
   // Checks that the result is partial over the axes that are reduced and over the partial operands.
@@ -216,7 +217,7 @@ struct PlanCheck {
       for (auto& [layout, at] :
            {std::pair(&p.source_layout, &x), std::pair(&p.result_layout, &v.at)})
         for (std::size_t k = 0; k < layout->parts.size(); ++k)
-          must(layout->cuts[k] == at->mesh_axes(layout->parts[k].name), v,
+          must(layout->mesh_axes[k] == at->mesh_axes(layout->parts[k].name), v,
                "part {} has another sharding", layout->parts[k].name);
       auto last = p.from + (p.size - 1) * p.step, size = find_axis(p.axes, p.axis)->size;
       must(p.size == 0 || (std::min(p.from, last) >= 0 && std::max(p.from, last) < size), v,
@@ -237,8 +238,8 @@ struct PlanCheck {
     must(v.at == h.to, v, "its sharding is not the target of its reshard step");
     for (auto& a : node(v).axes) {
       auto was = from.mesh_axes(a.name), is = v.at.mesh_axes(a.name);
-      bool finer = is.starts_with(was) && nested(a, is, was.size(), whole.mesh);
-      bool joins = was == is + h.over && nested(a, was, is.size(), whole.mesh),
+      bool finer = is.starts_with(was) && nested(a, is, was.size(), graph.mesh);
+      bool joins = was == is + h.over && nested(a, was, is.size(), graph.mesh),
            mine = a.name == h.axis;
       bool communicates_axis =
           mine && (h.kind == Kind::all_gather ? joins : finer && is == was + h.over);
@@ -265,19 +266,19 @@ struct PlanCheck {
   void ring_loop(const Version& v) const {
     auto& from = plan.version(v.in[0]).at;
     auto& over = plan.loop(plan.body(v.body).loop).ring_axes;
-    auto lies = v.at;
+    auto expected = v.at;
     if (v.kind == Version::Kind::ring_receive)
-      lies.set(v.reshard_step.axis, over);
+      expected.set(v.reshard_step.axis, over);
     else if (!over.empty())
-      lies.add_partial(over[0], Monoid::sum);
-    bool whole = v.at.mesh_axes(v.reshard_step.axis).empty();
-    must(!over.empty() && v.reshard_step.over == over && whole && from == lies, v,
+      expected.add_partial(over[0], Monoid::sum);
+    bool unsharded = v.at.mesh_axes(v.reshard_step.axis).empty();
+    must(!over.empty() && v.reshard_step.over == over && unsharded && from == expected, v,
          "the ring result is {}, but its operand is {}", v.at, from);
   }
   // Checks communication inside loops. Along the mesh axis of a ring loop, only blocks of the ring
   // may be communicated. Inside an iteration that a flag may skip, devices that run different
   // iterations must not communicate.
-  void apart(const Version& v) const {
+  void loop_communication(const Version& v) const {
     if (!v.communicates()) return;
     const auto over =
         v.moves() ? exchange_over(v.copy_boxes, node(v).axes, v.at) : v.reshard_step.over;
@@ -285,13 +286,13 @@ struct PlanCheck {
       auto& l = plan.loop(body->loop);
       must(v.in_ring_loop() || !l.ring_axes.overlaps(over), v,
            "it is communicated over {} in a ring loop over the same mesh axis", over);
-      if (!whole.is_guarded(l.node)) continue;
+      if (!graph.is_guarded(l.node)) continue;
       for (auto* around = &plan.body(body->parent); around->parent >= 0;
            around = &plan.body(around->parent)) {
         auto& other = plan.loop(around->loop);
-        bool alike =
-            !whole.changes_in(whole.node(l.node), loop_of(whole.node(other.node)), around->number);
-        must(alike || !other.shared_by.overlaps(over), v,
+        bool same_iteration =
+            !graph.changes_in(graph.node(l.node), loop_of(graph.node(other.node)), around->number);
+        must(same_iteration || !other.shared_by.overlaps(over), v,
              "it is communicated over {}, but not all of its devices run this iteration", over);
       }
     }
@@ -344,9 +345,9 @@ struct PlanCheck {
       if (k >= 0)
         must(plan.version(k).bucket != v.bucket, v,
              "it is merged into one collective with its operand");
-    bool alike = v.kind == first.kind && v.reshard_step.kind == first.reshard_step.kind &&
-                 v.reshard_step.over == first.reshard_step.over && v.body == first.body;
-    must(alike && ended(v) == ended(first), v,
+    bool same = v.kind == first.kind && v.reshard_step.kind == first.reshard_step.kind &&
+                v.reshard_step.over == first.reshard_step.over && v.body == first.body;
+    must(same && ended(v) == ended(first), v,
          "it is merged into one collective with a different collective");
   }
   // Checks that the versions of a bucket are adjacent. The collective runs at the first of them, so
@@ -397,11 +398,11 @@ struct PlanCheck {
       if (v.kind == Kind::compute) computed(v);
       if (v.kind == Kind::reshard) reshard_step(v);
       if (v.in_ring_loop()) ring_loop(v);
-      apart(v);
+      loop_communication(v);
       joined(v, calls);
       if (v.moves()) moved(v);
       bool freely =
-          v.kind != Kind::generate || (whole.at(v.node).generated && v.at.partial.empty());
+          v.kind != Kind::generate || (graph.at(v.node).generated && v.at.partial.empty());
       must(freely, v, "it is not computed from scalars and positions alone");
       if (v.kind == Kind::result)
         must(v.at == plan.loop(v.loop).at[v.result], v, "its loop result has another sharding");
@@ -413,7 +414,7 @@ struct PlanCheck {
 // contain the positions that the plan specifies.
 struct DeviceCheck {
   const Plan& plan;
-  const GlobalGraph& whole;
+  const GlobalGraph& graph;
   int device;
   const std::vector<NodePtr>& created;  // by version; null: none, or handled by a ring
   const char* after;
@@ -425,14 +426,14 @@ struct DeviceCheck {
   };
   using PositionRuns = std::vector<PositionRun>;
 
-  const Node& node(const Version& v) const { return whole.node(v.node); }
+  const Node& node(const Version& v) const { return graph.node(v.node); }
   void must(bool ok, const Version& v, const std::function<std::string()>& why) const {
     if (ok) return;
     fail_at(node(v).origin, "verify",
             fmt::format("{} after {} on device {}: {}", node(v).op->name, after, device, why()));
   }
   std::int64_t start(const Version& v, Name a) const {
-    return block_of(*find_axis(node(v).axes, a), v.at.mesh_axes(a), whole.mesh, device).first;
+    return block_of(*find_axis(node(v).axes, a), v.at.mesh_axes(a), graph.mesh, device).first;
   }
   // Traces the positions back to arrays that are neither slices nor concatenations.
   void positions_below(const PositionRun& r, Name axis, PositionRuns& out) const {
@@ -487,8 +488,8 @@ struct DeviceCheck {
     for (std::size_t a = 0, b = 0; a < is.size() && b < should.size();) {
       auto &x = is[a], &y = should[b];
       auto n = std::min(x.size, y.size);
-      bool alike = !y.of || (x.of == y.of && x.from == y.from && (n == 1 || x.step == y.step));
-      must(alike, v, [&] {
+      bool equal = !y.of || (x.of == y.of && x.from == y.from && (n == 1 || x.step == y.step));
+      must(equal, v, [&] {
         return fmt::format("position {} of {} is position {} of its operand, expected {}", at, axis,
                            x.from, y.from);
       });
@@ -509,7 +510,7 @@ struct DeviceCheck {
     if (layout.parts.empty()) return start + at;
     std::int64_t out = 0, unit = 1;
     for (std::size_t k = layout.parts.size(); k-- > 0; unit *= layout.parts[k].size) {
-      auto [first, size] = block_of(layout.parts[k], layout.cuts[k], whole.mesh, device);
+      auto [first, size] = block_of(layout.parts[k], layout.mesh_axes[k], graph.mesh, device);
       out += (first + at % size) * unit;
       at /= size;
     }
@@ -524,18 +525,18 @@ struct DeviceCheck {
       if (n->in.empty()) return;  // constants have no source
       n = n->in[0].get();
     }
-    PositionRuns kept, given;
-    positions_below({n, 0, find(*n, p.axis)->size, 1}, p.axis, kept);
+    PositionRuns retained, given;
+    positions_below({n, 0, find(*n, p.axis)->size, 1}, p.axis, retained);
     if (had && find(*had, p.axis))
       positions_below({had, 0, find(*had, p.axis)->size, 1}, p.axis, given);
-    for (auto& r : kept) {
+    for (auto& r : retained) {
       // Flattened on this device.
       bool flattened = given.empty() && had && !r.of->in.empty() && r.of->in[0].get() == had;
       if (flattened) given = {{r.of, 0, find(*r.of, p.axis)->size, 1}};
     }
     const Axis axis = *find_axis(p.axes, p.axis);
     auto first = [&](const Sharding& s) {
-      return block_of(axis, s.mesh_axes(p.axis), whole.mesh, device).first;
+      return block_of(axis, s.mesh_axes(p.axis), graph.mesh, device).first;
     };
     using OfNode = std::pair<const Node*, std::int64_t>;
     std::multimap<OfNode, std::int64_t> of_all;  // source element -> position in the unsharded axis
@@ -547,7 +548,7 @@ struct DeviceCheck {
     each(given, [&](auto at, auto x) {
       of_all.emplace(x, in_full_axis(p.source_layout, first(p.at), at));
     });
-    each(kept, [&](auto at, auto x) {
+    each(retained, [&](auto at, auto x) {
       auto [is, end] = of_all.equal_range(x);
       auto should = in_full_axis(p.result_layout, first(v.at), at);
       bool known =
@@ -568,12 +569,12 @@ struct DeviceCheck {
       if (k >= 0 && plan.version(k).ring >= 0) return;
       in.push_back(k < 0 ? nullptr : created[std::size_t(k)]);
     }
-    auto should = prim::rebuilt(n, in, local_axes(n.axes, v.at, whole.mesh, device));
+    auto should = prim::rebuilt(n, in, local_axes(n.axes, v.at, graph.mesh, device));
     // The origins may differ in their mapping.
     auto same = [&](auto field) { return (*mine).*field == (*should).*field; };
-    bool alike = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) &&
+    bool equal = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) &&
                  same(&Node::attr);
-    must(alike, v, [&] { return fmt::format("it is not {} of its operands", n.op->name); });
+    must(equal, v, [&] { return fmt::format("it is not {} of its operands", n.op->name); });
   }
   // Checks that a collective has the operand, the mesh axes and the monoid of the plan.
   void called(const Version& v, const NodePtr& mine) const {
@@ -583,7 +584,7 @@ struct DeviceCheck {
     auto& w = collective_spec_of(*mine->in[0]);
     MeshAxes over;
     for (int x : w.collective.over) over.push_back(x);
-    must(over == v.reshard_step.over && w.collective.ranks == ranks(whole.mesh, over), v,
+    must(over == v.reshard_step.over && w.collective.ranks == ranks(graph.mesh, over), v,
          [] { return "its collective has other devices"; });
     using Kind = ReshardStep::Kind;
     using CollectiveKind = program::CollectiveKind;
@@ -615,7 +616,7 @@ struct DeviceCheck {
     auto& x = created[std::size_t(v.in[0])];
     bool first = true;
     for (auto& [m, how] : v.at.partial)
-      first &= plan.version(v.in[0]).at.is_partial(m) || coordinate(whole.mesh, device, m) == 0;
+      first &= plan.version(v.in[0]).at.is_partial(m) || coordinate(graph.mesh, device, m) == 0;
     bool right = (mine == x) == first || prim::is_number(x);
     must(right, v, [&] {
       return first ? "it is on the first device, but has no value"
@@ -626,7 +627,7 @@ struct DeviceCheck {
     for (std::size_t k = 0; k < created.size(); ++k) {
       auto& v = plan.versions[k];
       if (!created[k] || v.kind == Version::Kind::loop) continue;
-      auto axes = local_axes(node(v).axes, v.at, whole.mesh, device);
+      auto axes = local_axes(node(v).axes, v.at, graph.mesh, device);
       must(same_set(created[k]->axes, axes), v, [&] {
         return "it is " + to_string(created[k]->axes) + ", but its block is " + to_string(axes);
       });
@@ -648,15 +649,15 @@ struct DeviceCheck {
 
 }  // namespace
 
-void verify(const Plan& plan, const GlobalGraph& whole, const char* after,
+void verify(const Plan& plan, const GlobalGraph& graph, const char* after,
             const std::vector<Sharding>* requested) {
-  PlanCheck check{plan, whole, after};
+  PlanCheck check{plan, graph, after};
   check.run();
   if (requested) check.results(*requested);
 }
-void verify_device(const Plan& plan, const GlobalGraph& whole, int device,
+void verify_device(const Plan& plan, const GlobalGraph& graph, int device,
                    const std::vector<NodePtr>& created, const char* after) try {
-  DeviceCheck{plan, whole, device, created, after}.run();
+  DeviceCheck{plan, graph, device, created, after}.run();
 } catch (const Error& e) {
   throw VerifyError(e.what());
 }
