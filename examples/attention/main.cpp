@@ -51,14 +51,14 @@ double planned(const Command& c, std::int64_t positions, const JitOptions& optio
          kMib;
 }
 std::vector<Curve> curves(const Command& c) {
-  const JitOptions whole{.scores_budget = most_bytes};
-  JitOptions cut{.mesh = Mesh{{{"context", c.devices}}},
-                 .axis_resources = Mapping{{"pos", "context"}},
-                 .ring = true};
+  const JitOptions all_scores{.scores_budget = most_bytes};
+  JitOptions sharded{.mesh = Mesh{{{"context", c.devices}}},
+                     .axis_resources = Mapping{{"pos", "context"}},
+                     .ring = true};
   const std::pair<std::string, JitOptions> ways[] = {
-      {"all scores", whole},
+      {"all scores", all_scores},
       {"as compiled", {}},
-      {fmt::format("on each of {} devices", c.devices), cut}};
+      {fmt::format("on each of {} devices", c.devices), sharded}};
   std::vector<Curve> out;
   for (auto& [name, options] : ways) {
     out.push_back({name, {}});
@@ -143,7 +143,7 @@ int parse_and_run(int argc, char** argv) {
   Command c;
   examples::CommandLine line(
       "Memory of attention over the sequence length: a table and a picture.");
-  line.option("--heads", c.heads).range(1, 1024);
+  line.option("--heads", c.heads, "number of heads").range(1, 1024);
   line.option("--size", c.size, "size of a head").range(1, 1024);
   line.option("--from", c.from, "least number of positions; doubled up to --to").range(64, 1 << 24);
   line.option("--to", c.to, "largest number of positions").range(64, 1 << 24);

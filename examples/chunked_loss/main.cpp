@@ -109,9 +109,9 @@ int parse_and_run(int argc, char** argv) {
   examples::CommandLine line(
       "Compares ways to compute a cross entropy: memory, time, and a picture of both.");
   const auto most = double(std::int64_t(1) << 31);
-  line.option("--tokens", s.tokens).range(1, most);
-  line.option("--embed", s.embed).range(1, most);
-  line.option("--vocab", s.vocab).range(1, most);
+  line.option("--tokens", s.tokens, "number of tokens").range(1, most);
+  line.option("--embed", s.embed, "size of the hidden states").range(1, most);
+  line.option("--vocab", s.vocab, "vocabulary size").range(1, most);
   line.option("--chunk", s.chunk, "tokens per chunk; must divide --tokens").range(1, most);
   line.option("--memory", c.memory_mib, "memory budget in MiB; 0: chosen by the library")
       .not_negative();

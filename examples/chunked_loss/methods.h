@@ -66,10 +66,10 @@ inline std::vector<Method> methods(const Sizes& s) {
       return sum(transform(loss)(blocks(p.x), blocks(ids))) / n;
     };
   };
-  auto reduced = [=](const AxisSelection& walked, ChunkOptions chunks) {
+  auto reduced = [=](const AxisSelection& chunked_axis, ChunkOptions chunks) {
     return [=](const Parameters& p, const NamedArray& ids) {
       return nn::linear_cross_entropy(p.x, p.w, ids, "embed", "vocab",
-                                      {.walked = walked, .chunks = chunks})
+                                      {.walked = chunked_axis, .chunks = chunks})
           .loss;
     };
   };

@@ -191,17 +191,17 @@ int run(int argc, char** argv) {
   t.option("--steps", c.steps, "number of training steps").range(1, most);
   t.option("--seconds", c.seconds, "training time in seconds (60, if --steps is not given)")
       .positive();
-  t.option("--layers", c.run.layers).range(1, most);
-  t.option("--heads", c.run.heads).range(1, most);
+  t.option("--layers", c.run.layers, "number of blocks").range(1, most);
+  t.option("--heads", c.run.heads, "heads per block; must divide --embed").range(1, most);
   t.option("--embed", c.run.embed, "size of the hidden states").range(1, most);
   t.option("--vocab", c.run.vocab, "vocabulary size; at least the 256 bytes").range(256, 1 << 24);
   t.option("--seq", c.run.seq_len, "positions per example").range(2, 1 << 20);
   t.option("--batch", c.run.batch, "examples per step").range(1, most);
   t.option("--lr", c.run.learning_rate, "peak learning rate").positive();
-  t.option("--weight-decay", c.run.weight_decay).not_negative();
-  t.option("--dropout", c.run.dropout).range(0.0, 1.0);
+  t.option("--weight-decay", c.run.weight_decay, "weight decay of AdamW").not_negative();
+  t.option("--dropout", c.run.dropout, "share of activations set to zero").range(0.0, 1.0);
   t.option("--policy", c.run.policy, "dtypes, as p=f32,c=bf16,o=f32");
-  t.option("--activation", c.run.activation);
+  t.option("--activation", c.run.activation, "activation function of the MLP");
   t.option("--checkpointing", c.run.checkpointing,
            "activations that the backward pass recomputes: none, carries, nested");
   t.option("--mesh", c.run.mesh,
@@ -212,7 +212,7 @@ int run(int argc, char** argv) {
   t.option("--loss-memory", c.loss_mib,
            "MiB of logits per chunk of the loss; 0: chosen by the library")
       .not_negative();
-  t.option("--seed", c.run.seed);
+  t.option("--seed", c.run.seed, "seed of the weights, the batches and dropout");
   t.option("--weights", c.weights,
            "start from these weights (safetensors); the file sets the sizes");
   t.option("--save", c.save, "file for the weights (safetensors, with Hugging Face's names)");

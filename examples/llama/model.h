@@ -14,14 +14,14 @@ using namespace haliax;
 // all-gather.
 struct Stream {
   static constexpr bool is_static = true;
-  std::optional<Mapping> cut = {};
+  std::optional<Mapping> mapping = {};
   // Layers are written out, so that gathered hidden states stay resident until the backward pass.
   // In a loop they are gathered again.
   bool saves_activations = false;
   bool operator==(const Stream&) const = default;
 
-  NamedArray between_layers(const NamedArray& x) const { return cut ? shard(x, *cut) : x; }
-  NamedArray into_layer(const NamedArray& x) const { return cut ? auto_sharded(x) : x; }
+  NamedArray between_layers(const NamedArray& x) const { return mapping ? shard(x, *mapping) : x; }
+  NamedArray into_layer(const NamedArray& x) const { return mapping ? auto_sharded(x) : x; }
 };
 
 struct Config {

@@ -51,10 +51,10 @@ void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
   Run run = given;
   run.mesh.reset();
   run.verbose = false;
-  const bool tells = this_rank() == 0;
+  const bool reports = this_rank() == 0;
   const double tolerance = Policy(run.policy).compute == DType::f32 ? 1e-5 : 5e-2;
   const auto one = train(run);
-  if (tells) {
+  if (reports) {
     std::printf("%d steps, %s; one device: %.2f MiB, %.1f ms, last loss %.6f\n", run.steps,
                 to_string(mesh).c_str(),
                 double(one.report.argument_bytes + one.report.peak_bytes) / kMib, one.seconds * 1e3,
@@ -69,7 +69,7 @@ void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
     rows.push_back({mode, train(run)});
     auto& [_, t] = rows.back();
     const double differs = difference(t.losses, one.losses);
-    if (tells) {
+    if (reports) {
       std::printf("%-36s %8.2f %8.1f %6.0f %8.1f   %.1e\n", mode.name.c_str(),
                   rows.back().bytes() / kMib, t.report.sent_bytes / 1e3, t.report.calls,
                   t.seconds * 1e3, differs);
@@ -78,7 +78,7 @@ void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
     if (!(differs <= tolerance))
       throw Error("[llama] " + mode.name + ": the losses differ from those of one device");
   }
-  if (svg.empty() || !tells) return;
+  if (svg.empty() || !reports) return;
   auto& c = run.config;
   write_picture(
       svg,

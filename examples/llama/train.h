@@ -59,10 +59,10 @@ inline Config config_of(const Run& run) {
   if (!run.mesh) return c;
   c.stream.saves_activations = run.mode.saves_activations;
   if (!run.mode.scatters) return c;
-  std::vector<Mapping::Entry> cut;
+  std::vector<Mapping::Entry> entries;
   for (auto& [name, size] : run.mesh->axes())
-    name == "data" ? cut.emplace_back("batch", "data") : cut.emplace_back("pos", "model");
-  c.stream.cut = Mapping::of(cut);
+    name == "data" ? entries.emplace_back("batch", "data") : entries.emplace_back("pos", "model");
+  c.stream.mapping = Mapping::of(entries);
   return c;
 }
 

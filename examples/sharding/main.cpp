@@ -120,7 +120,7 @@ void draw(const Command& c, const Layout& dp, const Layout& fsdp, const Layout& 
   std::printf("placement of arrays: %s\n", c.svg.c_str());
 }
 
-void tell(const Command& c) {
+void report(const Command& c) {
   set_devices(c.devices);
   const auto sizes = c.sizes();
   const auto Position = sizes.config.Pos(), Embed = sizes.config.Embed(), Mlp = sizes.config.Mlp();
@@ -192,7 +192,7 @@ int main(int argc, char** argv) {
   line.option("--svg", c.svg, "file for the picture; empty: no picture");
   if (auto status = line.parse(argc, argv)) return *status;
   try {
-    tell(c);
+    report(c);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

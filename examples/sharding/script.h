@@ -36,11 +36,11 @@ struct Layout {
 inline Layout one_device() { return {.name = "one device"}; }
 // Uses all devices; the size -1 means as many as there are.
 inline Layout data_parallel() {
-  const Mapping whole, by_batch{{"batch", "data"}};
+  const Mapping replicated, by_batch{{"batch", "data"}};
   return {.name = "data parallel",
           .mesh = Mesh{{{"data", -1}}},
-          .in = Mappings::of_each({whole, whole, by_batch, by_batch}),
-          .out = whole};
+          .in = Mappings::of_each({replicated, replicated, by_batch, by_batch}),
+          .out = replicated};
 }
 inline Layout fully_sharded() {
   return {.name = "fully sharded",

@@ -151,7 +151,7 @@ NodePtr gumbel_of(const Key& k, const Axes& axes, DType d) {
 }
 
 // ---- integers ----
-std::int64_t whole(const char* op, Arr a) {
+std::int64_t integral(const char* op, Arr a) {
   if (!a.is_real()) return a.integer();
   if (a.number() != std::floor(a.number()) || std::abs(a.number()) > 0x1p53)
     fail(op, std::to_string(a.number()) + " is not an integer");
@@ -216,7 +216,7 @@ Key fold_in(const Key& k, Arr data) {
   CallSite here(data.at(), true);
   check_key("random.fold_in", k);
   if (data.is_number())
-    return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(whole("random.fold_in", data))))});
+    return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(integral("random.fold_in", data))))});
   if (!is_integer(data.dtype()))
     fail("random.fold_in", "data: expected integers, got " + text(data.dtype()));
   if (data.has_axis(key_word))
@@ -263,7 +263,7 @@ NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation a
   constexpr auto op = "random.bernoulli";
   Draw here(op, k, spec, at);
   if (p.is_number() && !(p.number() >= 0 && p.number() <= 1))
-    fail(op, "p is " + std::to_string(p.number()) + "; it must be from 0 to 1");
+    fail(op, fmt::format("p is {}; it must be from 0 to 1", p.number()));
   return drawn(prim::less(unit(k, spec, DType::f32), bound(op, p, DType::f32, spec)), spec);
 }
 
@@ -284,7 +284,7 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
   NodePtr low, span, times;
   std::int64_t half = wide ? std::int64_t(1) << 32 : std::int64_t(1) << 16;
   if (minval.is_number() && maxval.is_number() && !wide) {
-    auto lo = whole(op, minval), hi = whole(op, maxval);
+    auto lo = integral(op, minval), hi = integral(op, maxval);
     auto least = scalar::lowest(d).integer, most = scalar::highest(d).integer;
     if (lo < least || lo > most) fail(op, fmt::format("minval {} does not fit {}", lo, d));
     if (hi > most + 1)
@@ -298,7 +298,7 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
     }
   } else {
     auto limit = [&](Arr a) {
-      return a.is_number() ? prim::integer(whole(op, a), work) : bound(op, a, work, spec);
+      return a.is_number() ? prim::integer(integral(op, a), work) : bound(op, a, work, spec);
     };
     low = limit(minval);
     auto high = limit(maxval), one = prim::integer(1, word_type);

@@ -48,12 +48,12 @@ double seconds(const PlannedCollective& m, const Mesh& mesh, const MachineSpeed&
     if (link->bytes_per_s > 0) per_byte = std::max(per_byte, 1 / link->bytes_per_s);
     latency = std::max(latency, link->latency_s);
   }
-  double turns =
+  double ring_steps =
       m.kind == PlannedCollective::Kind::permute || m.kind == PlannedCollective::Kind::ring
           ? 1
           : ranks(mesh, m.over) - 1;
-  if (m.kind == PlannedCollective::Kind::all_reduce) turns *= 2;
-  return m.iterations * (m.bytes * per_byte + turns * latency);
+  if (m.kind == PlannedCollective::Kind::all_reduce) ring_steps *= 2;
+  return m.iterations * (m.bytes * per_byte + ring_steps * latency);
 }
 
 std::string size_of(double bytes) {
@@ -96,6 +96,10 @@ std::string short_place(const std::string& text, std::size_t most) {
                           std::max<std::size_t>(16, most - std::min(most, head.size())));
 }
 
+std::string calls_text(double calls) {
+  return fmt::format("{:.0f} {}", calls, calls == 1 ? "call" : "calls");
+}
+
 void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
   r.sent_bytes = m.sent_bytes;
   r.calls = m.calls;
@@ -113,10 +117,10 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     auto& c = r.collectives.back();
     r.sending_s += c.seconds;
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
-    auto asked = move.gathers() ? name_of(move.reason) : "";
+    auto reason = move.gathers() ? name_of(move.reason) : "";
     auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
     rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times,
-                    shortened(array_of(move), 64), shortened(cause, 64), asked});
+                    shortened(array_of(move), 64), shortened(cause, 64), reason});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns;
     bytes += c.turns * c.bytes;
@@ -126,8 +130,8 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
                      m.mesh.devices());
   out += m.moves.empty() ? "no communication\n" : table(rows);
   for (auto& [kind, sum] : by_kind)
-    out += fmt::format("{}: {:.0f} calls, {}\n", kind, sum.first, size_of(sum.second));
-  out += fmt::format("total: {:.0f} calls, {} communicated\n\n", r.calls, size_of(r.sent_bytes));
+    out += fmt::format("{}: {}, {}\n", kind, calls_text(sum.first), size_of(sum.second));
+  out += fmt::format("total: {}, {} communicated\n\n", calls_text(r.calls), size_of(r.sent_bytes));
   if (auto lines = overlap_report(*m.devices[m.largest_device].program); !lines.empty())
     out += fmt::format("overlapped with computation:\n  {}\n\n", fmt::join(lines, "\n  "));
   if (m.uneven) out += "no communication is overlapped: the blocks of an axis are uneven\n\n";
@@ -146,7 +150,7 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
   out += table(rows);
   // Training stores three things per parameter: its value, a gradient of equal size, and the state
   // of the optimizer.
-  double count = 0, whole = 0, mine = 0;
+  double count = 0, unsharded = 0, mine = 0;
   for (std::size_t k = 0; k < inputs.size(); ++k) {
     auto& slot = p.slot(p.argument_slots[k]);
     std::string purpose = slot.purpose;
@@ -155,13 +159,13 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
                                             : 0,
            size = double(inputs[k]->size());
     if (purpose == "parameters") count += size;
-    whole += times * size * bytes_of(inputs[k]->dtype);
+    unsharded += times * size * bytes_of(inputs[k]->dtype);
     mine += times * double(slot.bytes);
   }
   if (trains && count > 0)
     out += fmt::format(
         "{} parameters x {:.3g} bytes (values, gradients, optimizer): {} on one device{}\n",
-        number_of(count), whole / count, size_of(whole),
+        number_of(count), unsharded / count, size_of(unsharded),
         devices > 1 ? fmt::format(", {} on each of {}", size_of(mine), devices) : "");
   if (r.compute_s > 0 || r.sending_s > 0)
     out += fmt::format(

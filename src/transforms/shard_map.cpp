@@ -23,7 +23,7 @@ Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
     auto found =
         std::find_if(all.begin(), all.end(), [&](auto& s) { return s.first == m.name.text(); });
     if (found == all.end())
-      fail(op, "the mesh has no axis {}{}", m.name,
+      fail(op, "mesh axis {} is not in the mesh{}", m.name,
            did_you_mean(m.name.text(), all, [](auto& s) { return s.first; }));
     if (has(out, found->second.name)) fail(op, "mesh axis {} is named twice", m.name);
     out.push_back(found->second);
@@ -31,9 +31,9 @@ Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
   return out;
 }
 // Returns the hidden axes of these mesh axes.
-Axes of_mesh_axes(const MeshAxes& cut) {
+Axes of_mesh_axes(const MeshAxes& mesh_axes) {
   Axes out;
-  for (int x : cut) out.push_back(context().shards[std::size_t(x)].second);
+  for (int x : mesh_axes) out.push_back(context().shards[std::size_t(x)].second);
   return out;
 }
 NamedArray folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axes) {
@@ -43,8 +43,8 @@ NamedArray folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axe
   if (m == Monoid::sum && n->dtype == DType::boolean) n = prim::cast(n, DType::i32);
   // for values that are equal on all of these devices
   auto copies = double(axis_size(without_axes(over, n->axes)));
-  auto kept = without_axes(n->axes, over);
-  if (kept.size() != n->axes.size()) n = prim::reduce(m, n, kept);
+  auto remaining = without_axes(n->axes, over);
+  if (remaining.size() != n->axes.size()) n = prim::reduce(m, n, remaining);
   return NamedArray(m == Monoid::sum && copies > 1 ? prim::scale(n, copies) : n);
 }
 // (..., hidden, local, ...) -> (..., global, ...), in the place of the local axis.
@@ -57,14 +57,14 @@ NodePtr joined(const NodePtr& x, const Axes& outer, Name local) {
 // The inverse of `joined`. Raises if the size is not divisible.
 NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis,
               const std::string& what) {
-  auto whole = *find_axis(x->axes, axis);
+  auto full = *find_axis(x->axes, axis);
   auto pieces = axis_size(outer);
-  if (whole.size % pieces)
+  if (full.size % pieces)
     fail(op,
          "axis {} of {} does not divide among {} devices; "
          "use round_axis_for_partitioning for a size that does",
-         whole, what, pieces);
-  return prim::unflatten(x, axis, concat_axes(outer, {whole.resize(whole.size / pieces)}));
+         full, what, pieces);
+  return prim::unflatten(x, axis, concat_axes(outer, {full.resize(full.size / pieces)}));
 }
 
 }  // namespace
@@ -110,9 +110,10 @@ Leaves ShardMap::enter(const Leaves& leaves, const Parts& arguments) {
     auto argument = arguments.of_leaf[k];
     auto what = "argument " + std::to_string(argument);
     auto at = sharding_for(n->axes, mapping_of(options_.in, argument), *mesh_, what);
-    for (auto& [name, cut] : at.dims) {
-      n = split("shard_map", n, of_mesh_axes(cut), name, what + " " + to_string(leaves[k].axes()));
-      for (int x : cut) {
+    for (auto& [name, mesh_axes] : at.dims) {
+      n = split("shard_map", n, of_mesh_axes(mesh_axes), name,
+                what + " " + to_string(leaves[k].axes()));
+      for (int x : mesh_axes) {
         auto& [mesh_axis, hidden] = context().shards[std::size_t(x)];
         if (has(context().hidden, hidden.name)) continue;
         context().hidden.push_back(hidden);
@@ -136,7 +137,7 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
     auto& mapping = mapping_of(options_.out, result.of_leaf[k]);
     auto shown = out[k].axes();
     auto at = sharding_for(shown, mapping, *mesh_, "a result");
-    for (auto& [name, cut] : at.dims) n = joined(n, of_mesh_axes(cut), name);
+    for (auto& [name, mesh_axes] : at.dims) n = joined(n, of_mesh_axes(mesh_axes), name);
     for (auto& [mesh_axis, hidden] : context().shards)
       if (has(n->axes, hidden.name))
         fail("shard_map",

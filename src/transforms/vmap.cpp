@@ -19,8 +19,8 @@ Leaves Vmap::hide(const Leaves& in) {
     return prim::rename(n, {axis.name}, {hidden});
   });
   if (size < 0)
-    fail("vmap", "no argument has axis {}; pass an Axis with its size to map over a new axis",
-         axis.name);
+    fail("vmap", "no argument has axis {}; pass an Axis with its size to map over a new axis{}",
+         axis.name, did_you_mean(axis.name, axes_of(in)));
   context().hidden.push_back(Axis(hidden, size));
   return out;
 }

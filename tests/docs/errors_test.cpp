@@ -91,7 +91,7 @@ std::string raised_messages() {
     return named_jit(one,
                      {.mesh = Mesh{{{"data", 4096}}}, .axis_resources = Mapping{{"n", "data"}}})(x);
   };
-  auto cut_file = [] {
+  auto truncated_file = [] {
     auto path = std::filesystem::temp_directory_path() / "haliax_docs_errors.safetensors";
     write_safetensors(path.string(), to_state_dict(layer()));
     std::filesystem::resize_file(path, 20);
@@ -150,7 +150,7 @@ std::string raised_messages() {
         from_state_dict(to_state_dict(Renamed{layer(), layer()}), Pair{layer(), layer()});
       },
       [&] { from_state_dict(to_state_dict(layers(3)), layers(2)); },
-      [&] { cut_file(); },
+      [&] { truncated_file(); },
       [&] { read_safetensors("nothing.safetensors"); },
   };
   std::string out;

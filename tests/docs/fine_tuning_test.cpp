@@ -115,10 +115,10 @@ TEST_CASE("fine-tuning: an adapter is merged into its weight") {
   auto lora_a = nn::Linear::init(Embed, Rank, random::key(1), {.use_bias = false});
   auto lora_b = nn::Linear::init(Rank, Out, random::key(2), {.use_bias = false});
   auto x = random::normal(random::key(3), {Batch, Embed});
-  auto want = base(x) + lora_b(lora_a(x));
+  auto expected = base(x) + lora_b(lora_a(x));
 
   auto merged = base;
   merged.weight += dot(lora_b.weight, lora_a.weight, "rank");
 
-  CHECK(difference(merged(x), want) < 1e-5);
+  CHECK(difference(merged(x), expected) < 1e-5);
 }

@@ -148,8 +148,8 @@ TEST_CASE("memory: the techniques of the page, one after the other") {
                            .plan(carries, ids);
 
   // MiB differ a little between instruction sets and thread counts.
-  auto near = [](const JitReport& report, double want) {
-    CHECK(mib(report) == doctest::Approx(want).epsilon(0.03));
+  auto near = [](const JitReport& report, double expected) {
+    CHECK(mib(report) == doctest::Approx(expected).epsilon(0.03));
   };
   near(base, 638);
   near(donated, 518);

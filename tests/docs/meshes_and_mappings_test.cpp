@@ -77,8 +77,8 @@ TEST_CASE("meshes: a model without sharding code runs on a 2 x 2 mesh") {
 collective  over   bytes  times  array                                  for                      requested by
 all-gather  data   96 B   1      up.weight (mlp=8, embed=6) and 1 more  dot; model.cpp:9, in up  parameter
 all-reduce  model  384 B  1      dot (batch=32, embed=6)                dot; model.cpp:10, in down
-all-gather: 1 calls, 96 B
-all-reduce: 1 calls, 384 B
+all-gather: 1 call, 96 B
+all-reduce: 1 call, 384 B
 total: 2 calls, 480 B communicated)")));
 }
 

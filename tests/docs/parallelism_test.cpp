@@ -199,8 +199,8 @@ TEST_CASE("parallelism: context parallelism communicates six blocks per other de
   auto gathered = named_jit(grad(loss), {.mesh = mesh, .axis_resources = compute}).plan(in);
   CHECK(gathered.sent_bytes == 4 * 3 * block);
 
-  auto want = grad(loss)(in), have = in_a_ring(in);
-  CHECK(sum(square(have.k - want.k)).item() < 1e-6 * sum(square(want.k)).item());
+  auto expected = grad(loss)(in), have = in_a_ring(in);
+  CHECK(sum(square(have.k - expected.k)).item() < 1e-6 * sum(square(expected.k)).item());
 }
 
 TEST_CASE("parallelism: a ring over 8 devices at 32,768 positions, and padding") {

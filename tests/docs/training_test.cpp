@@ -154,9 +154,9 @@ TEST_CASE("training: gradient accumulation over microbatches") {
   };
   auto [l2, grads2] = jit(value_and_grad(mean_loss))(model, x, y);
 
-  auto [want, all] = value_and_grad(loss)(model, x, y);
-  CHECK(l.item() == doctest::Approx(want.item()));
-  CHECK(l2.item() == doctest::Approx(want.item()));
+  auto [expected, all] = value_and_grad(loss)(model, x, y);
+  CHECK(l.item() == doctest::Approx(expected.item()));
+  CHECK(l2.item() == doctest::Approx(expected.item()));
   auto minus = [](const NamedArray& a, const NamedArray& b) { return a - b; };
   CHECK(optim::global_norm(tree_map(minus, grads, all)).item() < 1e-6);
   CHECK(optim::global_norm(tree_map(minus, grads2, all)).item() < 1e-6);

@@ -134,7 +134,7 @@ TEST_CASE("transformations: activation checkpointing trades memory for computati
   auto loss = [](const nn::Stacked<Block>& blocks, const NamedArray& x) {
     return mean(square(blocks.fold(x)));
   };
-  auto want = grad(loss)(blocks, x).stacked.up.weight;
+  auto expected = grad(loss)(blocks, x).stacked.up.weight;
   auto peak_of = [&](const char* policy) {
     blocks.gradient_checkpointing = policy;
     return jit(grad(loss)).compile(blocks, x).peak_bytes;
@@ -145,7 +145,7 @@ TEST_CASE("transformations: activation checkpointing trades memory for computati
   CHECK(double(nested) == doctest::Approx(107 << 10).epsilon(0.2));
 
   blocks.gradient_checkpointing = true;  // "carries"
-  CHECK(sum(abs(grad(loss)(blocks, x).stacked.up.weight - want)).item() < 1e-4);
+  CHECK(sum(abs(grad(loss)(blocks, x).stacked.up.weight - expected)).item() < 1e-4);
 
   auto f = [](const Block& block, const NamedArray& x) { return block(x); };
   auto recomputed = checkpoint(f);  // the same values and gradients

@@ -17,9 +17,9 @@ const Mapping by_batch{{"batch", "data"}}, both{{"batch", "data"}, {"embed", "mo
 NamedArray normal(int seed, const AxisSpec& axes) {
   return random::normal(random::key(seed), axes);
 }
-void close(const NamedArray& got, const NamedArray& want) {
-  REQUIRE(got.axes() == want.axes());
-  auto a = got.doubles(), b = want.doubles();
+void close(const NamedArray& got, const NamedArray& expected) {
+  REQUIRE(got.axes() == expected.axes());
+  auto a = got.doubles(), b = expected.doubles();
   for (std::size_t i = 0; i < a.size(); ++i)
     CHECK(std::abs(a[i] - b[i]) <= 1e-5 * std::max(1., std::abs(b[i])));
 }
@@ -115,15 +115,15 @@ TEST_CASE(
     "shard_map: gradients inside, outside, and as a part of a larger function, match one device") {
   Axis Out{"out", 6};
   auto x = normal(3, {Batch, Embed}), w = normal(4, {Embed, Out});
-  auto whole = [](const NamedArray& v, const NamedArray& a) {
+  auto global = [](const NamedArray& v, const NamedArray& a) {
     return mean(square(tanh(dot(a, v, "embed"))));
   };
 
   // Inside: the gradient of each device's loss, then averaged, as in handwritten data parallelism.
   auto by_hand = shard_map(
-      [&](const NamedArray& v, const NamedArray& a) { return pmean(grad(whole)(v, a), "data"); },
+      [&](const NamedArray& v, const NamedArray& a) { return pmean(grad(global)(v, a), "data"); },
       {.mesh = four, .in = by_batch, .out = Mapping{}});
-  close(by_hand(w, x), grad(whole)(w, x));
+  close(by_hand(w, x), grad(global)(w, x));
   CHECK(by_hand.report().sent_bytes == 2 * 3 / 4. * double(w.nbytes()));
 
   // Outside: through the sum over the devices.
@@ -132,9 +132,9 @@ TEST_CASE(
   };
   auto loss = shard_map(local, {.mesh = four, .in = by_batch, .out = Mapping{}});
   auto step = [&](const NamedArray& v, const NamedArray& a) { return v - grad(loss)(v, a); };
-  close(step(w, x), w - grad(whole)(w, x));  // without a mesh: the same values
+  close(step(w, x), w - grad(global)(w, x));  // without a mesh: the same values
   auto on_mesh = named_jit(step, {.mesh = four, .in = by_batch, .out = Mapping{}});
-  close(on_mesh(w, x), w - grad(whole)(w, x));
+  close(on_mesh(w, x), w - grad(global)(w, x));
   CHECK(on_mesh.report().sent_bytes == 2 * 3 / 4. * double(w.nbytes()));
 
   // Under vmap, and around a loop.
@@ -196,7 +196,7 @@ TEST_CASE("shard_map: invalid calls raise") {
         return shard_map([](const NamedArray& v) { return psum(v, "dta"); },
                          {.mesh = four, .in = by_batch})(x);
       },
-      {"no axis dta", "did you mean data"});
+      {"mesh axis dta is not in the mesh", "did you mean data"});
   raises([&] { return psum(x, "data"); }, {"[psum]", "must be called inside shard_map"});
   raises([&] { return axis_index("data"); }, {"[axis_index]", "must be called inside shard_map"});
   raises(
