@@ -17,7 +17,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DIFFS = sorted((ROOT / "tests/contributing").glob("*.diff"))
 COMPILER = next(filter(None, map(shutil.which, ("g++-12", "g++"))), None)
-NO_COPY = shutil.ignore_patterns(".*", "build*", "__pycache__", "fuzz")
+PARTS = (".ci", "include", "src", "backends", "examples", "bench", "tests", "tools", "docs",
+         "subprojects", "meson.build", "meson_options.txt", "README.md", "CONTRIBUTING.md", "LICENSE")
 # The tests of all ops, which cover the ops of the diffs too.
 OPS_TESTS = {"tests/ops/ops_test.cpp", "tests/ops/mesh_test.cpp"}
 
@@ -35,7 +36,9 @@ def apply(diff, folder, *options):
 
 def copy_with_all_diffs(folder):
     """Copies the project and applies all diffs. Returns the files that they change."""
-    shutil.copytree(ROOT, folder, ignore=NO_COPY, dirs_exist_ok=True)
+    for part in PARTS:
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, folder / part)
     for diff in DIFFS:
         if message := apply(diff, folder):
             raise AssertionError(f"{diff.name} does not apply beside the other diffs:\n{message}")
@@ -87,10 +90,14 @@ class Contributing(unittest.TestCase):
             folder = pathlib.Path(folder)
             changed = copy_with_all_diffs(folder)
             tests = {name for name in changed | OPS_TESTS if name.endswith("_test.cpp")}
+            for script in ("house_test", "layers_test", "docs_test"):
+                with self.subTest(script):
+                    code, output = run(folder, sys.executable, f"tests/{script}.py")
+                    self.assertEqual(code, 0, output[-4000:])
+
             for file in (folder / "tests").glob("*/*_test.cpp"):
-                # Other tests are not compiled.
                 if file.relative_to(folder).as_posix() not in tests:
-                    file.write_text("")
+                    file.write_text("// Left out, to build faster.\n")
             programs = sorted({name.rsplit("/", 1)[0] for name in tests})
 
             code, output = run(folder, "tools/build", *programs)
@@ -98,10 +105,6 @@ class Contributing(unittest.TestCase):
             for program in programs:
                 with self.subTest(program):
                     code, output = run(folder, f"build/{program}")
-                    self.assertEqual(code, 0, output[-4000:])
-            for script in ("house_test", "layers_test", "docs_test"):
-                with self.subTest(script):
-                    code, output = run(folder, sys.executable, f"tests/{script}.py")
                     self.assertEqual(code, 0, output[-4000:])
 
 
