@@ -18,7 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DIFFS = sorted((ROOT / "tests/contributing").glob("*.diff"))
 COMPILER = next(filter(None, map(shutil.which, ("g++-12", "g++"))), None)
 PARTS = (".ci", "include", "src", "backends", "examples", "bench", "tests", "tools", "docs",
-         "subprojects", "meson.build", "meson_options.txt", "README.md", "CONTRIBUTING.md", "LICENSE")
+         "subprojects", "meson.build", "meson_options.txt", "README.md", "CONTRIBUTING.md",
+         "LICENSE")
 # The tests of all ops, which cover the ops of the diffs too.
 OPS_TESTS = {"tests/ops/ops_test.cpp", "tests/ops/mesh_test.cpp"}
 
