@@ -229,6 +229,7 @@ Name name_in_operand(const Node& n, std::size_t k, Name a) {
 Name name_in_result(const Node& n, std::size_t k, Name a) {
   return by_point(n, kResultSide, n.axes, along(n, k, a), a);
 }
+bool is_position(const Node& n) { return n.op->kind == Kind::leaf && n.op->on_block; }
 bool is_order_only(const Node& n, std::size_t k) {
   return n.op->kind == Kind::wrap && k > 0 && k != kResultSide;
 }

@@ -57,11 +57,13 @@ struct AxisSegment {
   std::size_t operand = 0;
   std::int64_t from = 0, to = 0, size = 0, step = 1;
 };
-// A block of an axis: the shard of a device, or a chunk.
+// A block of an axis: the shard of a device, a chunk, or the position of an iteration.
 struct Block {
   Name axis;
-  NodePtr start;
+  NodePtr start;  // the first position, a scalar
   std::int64_t size = 0;
+  bool drop = false;  // size is 1 and the value lacks the axis
+  friend bool operator==(const Block&, const Block&) = default;
 };
 // The operands in which an op is linear, and therefore the partial sums that commute with it.
 // - no: none
@@ -146,6 +148,8 @@ bool keeps_names(const Node&);
 // result. Return the name itself if the op does not map along the axis.
 Name name_in_operand(const Node&, std::size_t operand, Name),
     name_in_result(const Node&, std::size_t operand, Name);
+// Returns true for positions: a leaf that any device or iteration computes on its block.
+bool is_position(const Node&);
 // Returns true if the node only waits for the operand and reads no value of it.
 bool is_order_only(const Node&, std::size_t operand);
 

@@ -13,8 +13,8 @@ const Op kIota{.name = "iota",
                .kind = Kind::leaf,
                .on_block =
                    [](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
-                     auto all = iota(axes[0], n.dtype);
-                     return blocks.empty() ? all : add(all, cast(blocks[0].start, n.dtype));
+                     auto start = cast(blocks[0].start, n.dtype);
+                     return blocks[0].drop ? start : add(iota(axes[0], n.dtype), start);
                    },
                .cheap = true};
 const Op kIndex{.name = "index", .kind = Kind::leaf, .cheap = true};

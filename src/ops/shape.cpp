@@ -2,6 +2,7 @@
 // express is one copy.
 #include "graph/emit.h"
 #include "ops/attr.h"
+#include "ops/block.h"
 #include "ops/blockwise.h"
 #include "ops/fault.h"
 #include "ops/block_scan.h"
@@ -332,14 +333,8 @@ NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
 }
 NodePtr slice_at(G x, G index, bool drop) {
   auto loop_index = IndexAttr::of(*index);
-  auto axis = loop_index.axis.name;
-  if (!find(*x, axis)) return x;
-  if (x->op == &kIota) {  // positions need no memory
-    if (drop) return cast(index, x->dtype);
-    auto part = iota(Axis(axis, loop_index.chunk), x->dtype);
-    return add(part, cast(index, x->dtype));
-  }
-  return slice(x, axis, 0, loop_index.chunk, 1, drop, index);
+  const Block block{loop_index.axis.name, index, loop_index.chunk, drop};
+  return Blocks([](auto&) { return false; })(x, {block});
 }
 NodePtr place(G x, const Axes& full, Name axis, std::int64_t start, std::int64_t step, bool drop,
               NodePtr dynamic) {

@@ -3,23 +3,18 @@
 #include <cmath>
 
 #include "ops/attr.h"
+#include "ops/block.h"
 #include "ops/blockwise.h"
-#include "ops/prim.h"
 #include "compile/chunk/region.h"
 
 namespace haliax {
-namespace {
 
-Axes resized(Axes axes, Name a, std::int64_t whole, std::int64_t size) {
+// The axes of a value on a chunk. The result of top_k has an axis of this name with another size.
+Axes Region::axes_on_chunk(Axes axes, Name a, std::size_t b) const {
   for (auto& x : axes)
-    if (x.name == a && x.size == whole) x.size = size;
+    if (x.name == a && x.size == axis_.size) x.size = prim::index_chunk(*index_[b]);
   return axes;
 }
-
-bool is_position(const Node& n) { return n.op->kind == Kind::leaf && n.op->on_block; }
-
-}  // namespace
-
 // The part of x that belongs to a turn: made on the chunk, or a slice of what lies outside.
 NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   if (auto& known = known_of(*x).parts; !known.empty()) return known[b];
@@ -28,14 +23,10 @@ NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   auto& created = outer_[{x.get(), a.data()}];
   if (created.empty()) {
     for (std::size_t k = 0; k < index_.size(); ++k) {
-      auto size = prim::index_chunk(*index_[k]);
-      if (is_position(*x))
-        created.push_back(
-            x->op->on_block(*x, {}, resized(x->axes, a, axis_.size, size), {{a, index_[k], size}}));
-      else if (grows(x, a) || owner_.count(x.get()))
+      if (grows(x, a) || owner_.count(x.get()))
         created.push_back(made_on_chunk(x, a, k));
       else
-        created.push_back(prim::slice(x, a, 0, size, 1, false, index_[k]));
+        created.push_back(prim::Blocks([](auto&) { return false; })(x, {block(a, k)}));
     }
   }
   return created[b];
@@ -89,23 +80,21 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   if (n->op == &kLoop) return loop_on_chunk(n, b);
   if (turns(*n)) return running_on_chunk(n, b);
   if (n->op == &kResult) return loop_result(part(n->in[0], a, b), result_number(*n));
-  auto size = prim::index_chunk(*index_[b]);
-  if (n->op == &prim::kCarry)
-    return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
+  if (n->op == &prim::kCarry) return prim::carry(n->in[0], axes_on_chunk(n->axes, a, b), n->dtype);
   Name inner = is_transparent_view(*n) ? name_in_operand(*n, 0, a) : a;
   Nodes in;
-  bool on_block = picks(*n, a);
+  bool from_table = picks(*n, a);
   // what lies outside may be read whole, but for the table of a pick
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto& x = n->in[k];
-    bool table = on_block && k == 0;
+    bool table = from_table && k == 0;
     bool whole = !x || (!table && !contains(x) && has_axis(*x, inner) &&
                         along(*n, k, inner).way == Along::Way::full);
     in.push_back(whole ? x : part(x, inner, b));
   }
-  auto axes = contains(n) && !walks(n) ? n->axes : resized(n->axes, a, axis_.size, size);
+  auto axes = contains(n) && !walks(n) ? n->axes : axes_on_chunk(n->axes, a, b);
   // a chunk holds what falls into it
-  if (on_block) return n->op->on_block(*n, in, axes, {{a, index_[b], size}});
+  if (from_table) return prim::on_block(*n, std::move(in), axes, {block(a, b)});
   if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !walks(n))
     // what it starts as is the start of the fold
     in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);
@@ -158,13 +147,10 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals
     v = prim::map(prim::kSelect, {good, v, prim::number(std::nan(""), n->dtype)}, n->dtype,
                   &n->axes);
   }
-  if (!n->op->in_range || !picks(*n, name_in(*n))) return v;
+  if (!picks(*n, name_in(*n))) return v;
   auto in = n->in;
   for (std::size_t k = 1; k < in.size(); ++k) in[k] = finals({in[k]})[0];
-  auto there = n->op->in_range(*n, in);  // outside of the axis there is nothing to pick
-  if (!there) return v;
-  auto none = prim::picked_outside(n->dtype);
-  return prim::map(prim::kSelect, {there, v, none}, n->dtype, &n->axes);
+  return prim::where_in_range(*n, in, v, prim::picked_outside(n->dtype));
 }
 
 // What lies outside of the bodies, such as the layers behind, is made once for all sweeps and the

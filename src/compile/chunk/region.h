@@ -133,6 +133,10 @@ class Region {
   Nodes needed_by(const NodePtr&) const;  // to make it on a chunk
 
   // ---- on_chunk.cpp ----
+  Block block(Name a, std::size_t body) const {
+    return {a, index_[body], prim::index_chunk(*index_[body])};
+  }
+  Axes axes_on_chunk(Axes, Name, std::size_t body) const;
   NodePtr part(const NodePtr&, Name, std::size_t body);
   NodePtr made_on_chunk(const NodePtr&, Name, std::size_t body);
   NodePtr loop_on_chunk(const NodePtr&, std::size_t body);

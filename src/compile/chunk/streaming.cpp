@@ -73,13 +73,7 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& tur
   auto a = name_in(*n);
   if (!mine && s.top != top) return part(n, a, b);
   if (auto known = memo.find(n.get()); known != memo.end()) return known->second;
-  auto chunk = prim::index_chunk(*index_[b]);
-  auto on_chunk_axes = [&](const Node& x) {
-    Axes axes = x.axes;
-    for (auto& v : axes)
-      if (v.name == a && v.size == axis_.size) v.size = chunk;
-    return axes;
-  };
+  auto on_chunk_axes = [&](const Node& x) { return axes_on_chunk(x.axes, a, b); };
   NodePtr out;
   if (prim::shifted_exp(*n)) {
     auto& sub = n->in[0];

@@ -4,7 +4,7 @@
 
 #include "compile/loops/loops.h"
 #include "ops/attr.h"
-#include "ops/prim.h"
+#include "ops/block.h"
 
 namespace haliax {
 namespace {
@@ -87,28 +87,16 @@ class Untiled {
     if (of_axis && is_slice_at(n, of_axis->index)) return part.drop ? nullptr : of(n.in[0]);
     const bool stays = !of_axis && (n.in.size() == 1 || is_slice_at(n, index_));
     auto x = stays ? of(n.in[0]) : nullptr;
-    Rewrite known;
-    return x ? sliced(x, part, n.in.size() > 1 ? n.in[1] : nullptr, known) : nullptr;
+    return x ? sliced(x, part, n.in.size() > 1 ? n.in[1] : nullptr) : nullptr;
   }
   // Moves slices from masks to the positions that they compare, which shows the positions of the
   // slice.
-  static NodePtr sliced(const NodePtr& x, const SliceAttr& part, const NodePtr& from,
-                        Rewrite& known) {
-    if (!find(*x, part.axis)) return x;
-    if (auto found = known.find(x.get()); found != known.end()) return found->second;
-    const bool block = !part.drop && part.step == 1;
-    auto axes = x->axes;
-    for (auto& a : axes)
-      if (a.name == part.axis) a.size = part.size;
-    if (block && x->op == &prim::kIota) {
-      auto start = prim::integer(part.start, x->dtype);
-      if (from) start = prim::add(prim::cast(from, x->dtype), start);
-      return x->op->on_block(*x, {}, axes, {{part.axis, start, part.size}});
-    }
-    if (!block || x->op->kind != Kind::map || is_float(x->dtype)) return prim::slice(x, part, from);
-    Nodes in;
-    for (auto& operand : x->in) in.push_back(sliced(operand, part, from, known));
-    return known[x.get()] = prim::rebuilt(*x, std::move(in), axes);
+  static NodePtr sliced(const NodePtr& x, const SliceAttr& part, const NodePtr& from) {
+    if (part.drop || part.step != 1 || !find(*x, part.axis)) return prim::slice(x, part, from);
+    auto start = prim::integer(part.start, DType::i64);
+    if (from) start = part.start == 0 ? from : prim::add(from, prim::cast(start, from->dtype));
+    auto is_mask = [](const NodePtr& n) { return n->op->kind == Kind::map && !is_float(n->dtype); };
+    return prim::Blocks(is_mask)(x, {{part.axis, start, part.size}});
   }
   // A loop over tiles that stacks or sums its values computes the value of all tiles.
   NodePtr of_loop(const Node& result) {

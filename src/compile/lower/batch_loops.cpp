@@ -14,7 +14,7 @@
 #include "compile/lower/lower.h"
 #include "graph/axes.h"
 #include "ops/collective.h"
-#include "ops/prim.h"
+#include "ops/block.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
@@ -301,13 +301,13 @@ class BatchLoops {
                       const Rewrite& to) {
     if (!x) return x;
     if (auto known = in_iteration.find(x.get()); known != in_iteration.end()) return known->second;
-    if (is_generated(x) && x->op->kind == Kind::map) {
-      Nodes in;
-      Axes axes = x->axes;
-      for (auto& y : x->in) in.push_back(part(y, index, in_iteration, to));
-      for (auto& i : index)
-        std::erase_if(axes, [&](auto& a) { return a.name == IndexAttr::of(*i).axis.name; });
-      return in_iteration[x.get()] = prim::rebuilt(*x, std::move(in), axes);
+    auto is_recomputed = [](const NodePtr& n) {
+      return n->op->kind == Kind::map && is_generated(n);
+    };
+    if (is_recomputed(x)) {
+      std::vector<Block> blocks;
+      for (auto& i : index) blocks.push_back({IndexAttr::of(*i).axis.name, i, 1, true});
+      return in_iteration[x.get()] = prim::Blocks(is_recomputed)(x, blocks);
     }
     auto found = to.find(x.get());
     auto mine = found == to.end() ? x : found->second;

@@ -6,8 +6,8 @@
 #include "compile/loops/loops.h"
 #include "compile/sharding/planner.h"
 #include "ops/attr.h"
+#include "ops/block.h"
 #include "ops/blockwise.h"
-#include "ops/prim.h"
 #include "transforms/rewrite.h"
 
 namespace haliax::partitioning {
@@ -151,35 +151,25 @@ class Emitter {
 
   // ---- computations without communication ----
   NodePtr generated(const Version& s) {  // a value that depends only on scalars and positions
-    // One node may occur under two names of an axis.
-    std::vector<std::tuple<const Node*, Sharding, NodePtr>> known;
-    return generated(node(s), s.at, known);
-  }
-  NodePtr generated(const NodePtr& x, const Sharding& at,
-                    std::vector<std::tuple<const Node*, Sharding, NodePtr>>& known) {
-    for (auto& [n, how, created] : known)
-      if (n == x.get() && how == at) return created;
-    NodePtr created = x;
-    auto axes = local_axes(x->axes, at, mesh_, device_);
-    if (x->op->kind == Kind::leaf && x->op->on_block) {
-      std::vector<Block> blocks;
-      for (auto& a : x->axes) {
-        auto [start, size] = block(x->axes, at, a.name);
-        blocks.push_back({a.name, prim::integer(start, x->dtype), size});
-      }
-      created = x->op->on_block(*x, {}, axes, blocks);
-    } else if (auto own = local_iterations_.find(x.get()); own != local_iterations_.end()) {
-      auto& [local_index, start] = own->second;
-      created = prim::integer(start, x->dtype);
-      if (local_index) created = prim::add(prim::cast(local_index, x->dtype), created);
-    } else if (x->op->kind != Kind::leaf) {
-      Nodes in;
-      for (std::size_t k = 0; k < x->in.size(); ++k)
-        in.push_back(generated(x->in[k], rules::operand_sharding(*x, k, at, mesh_), known));
-      created = prim::rebuilt(*x, std::move(in), axes);
+    auto& x = node(s);
+    std::vector<Block> blocks;
+    for (auto& a : x->axes) {
+      if (s.at.mesh_axes(a.name).empty()) continue;
+      auto [start, size] = block(x->axes, s.at, a.name);
+      blocks.push_back({a.name, prim::integer(start, DType::i64), size});
     }
-    known.push_back({x.get(), at, created});
-    return created;
+    auto is_recomputed = [](const NodePtr& n) { return n->op->kind != Kind::leaf; };
+    return in_local_iterations(prim::Blocks(is_recomputed)(x, std::move(blocks)));
+  }
+  NodePtr in_local_iterations(const NodePtr& x) {
+    Rewrite to;
+    for (auto& [index, own] : local_iterations_) {
+      if (!x->varies_with(index)) continue;
+      auto& [local_index, start] = own;
+      auto first = prim::integer(start, index->dtype);
+      to[index] = local_index ? prim::add(prim::cast(local_index, index->dtype), first) : first;
+    }
+    return to.empty() ? x : substitute(x, to);
   }
   NodePtr sliced(const Version& s) {  // this device's block of the data that it holds
     auto x = local(s.in[0]);
@@ -229,14 +219,12 @@ class Emitter {
       auto [start, size] = block(n.in[0]->axes, table, name);
       blocks.push_back({name, prim::integer(start, DType::i64), size});
     }
-    if (blocks.empty()) return make(*n.op, in, axes, n.dtype, n.attr);
-    auto out = n.op->on_block(n, in, axes, blocks),
-         found = n.op->in_range ? n.op->in_range(n, in) : nullptr;
-    if (!found) return out;
+    auto out = prim::on_block(n, in, axes, blocks);
+    if (blocks.empty()) return out;
     bool mine = true;  // one device provides the value of an index outside of all blocks
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
     auto none = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
-    return prim::map(prim::kSelect, {found, out, none}, n.dtype, &axes);
+    return prim::where_in_range(n, in, out, none);
   }
   NodePtr loop(const Version& s) {
     auto& p = plan_.loop(s.loop);

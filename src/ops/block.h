@@ -1,0 +1,33 @@
+// An op on a block of its axes: a chunk or a tile, the shard of a device, one iteration of a loop.
+#pragma once
+#include <functional>
+#include <unordered_map>
+
+#include "ops/prim.h"
+
+namespace haliax::prim {
+
+// Returns the op on blocks of its operands. `axes` are those of the result. `blocks` are those of
+// the axes that the op indexes (rule `pick`), or of the axes of a leaf; other axes need none.
+NodePtr on_block(const Node&, Nodes in, const Axes& axes, const std::vector<Block>& blocks);
+// Returns `picked` where the ids of a gather are in range of the full axis, otherwise `outside`.
+// `in` are the operands of the gather, with blocks of the ids. Returns `picked` for other ops.
+NodePtr where_in_range(const Node& gather, const Nodes& in, const NodePtr& picked,
+                       const NodePtr& outside);
+
+// Returns blocks of values. A position counts from the start of its block, a `recomputed` node is
+// the op on blocks of its operands, and any other value is sliced.
+class Blocks {
+ public:
+  explicit Blocks(std::function<bool(const NodePtr&)> recomputed)
+      : recomputed_(std::move(recomputed)) {}
+  NodePtr operator()(const NodePtr&, std::vector<Block>);
+
+ private:
+  NodePtr recompute(const NodePtr&, const std::vector<Block>&);
+  std::function<bool(const NodePtr&)> recomputed_;
+  // A node may be read under several names of an axis.
+  std::unordered_map<const Node*, std::vector<std::pair<std::vector<Block>, NodePtr>>> known_;
+};
+
+}  // namespace haliax::prim
