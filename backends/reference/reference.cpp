@@ -453,6 +453,7 @@ class ReferenceDevice : public Device {
  public:
   const char* name() const override { return "reference"; }
   bool supports(const Step&) const override { return true; }
+  bool runs_optional_passes() const override { return false; }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
     return std::make_unique<Reference>(p);
   }

@@ -471,6 +471,9 @@ class Device {
     return 0;
   }
   virtual Machine machine() const { return {}; }
+  // Returns false if the compiler skips the optional passes, so that Programs have no step of
+  // kind skip and compute each node of the graph as written. For a backend that is an oracle.
+  virtual bool runs_optional_passes() const { return true; }
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;
 
   // Returns true if the memory of the device is host memory. A mesh may then have any number of

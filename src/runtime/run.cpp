@@ -45,7 +45,9 @@ void set_default_backend(const std::string& name, SourceLocation at) {
 std::string default_backend() { return *default_name().load(); }
 
 CompileOptions options_for(const std::string& name, std::string called) {
-  return {.optional = name != "reference", .device = &backend(name), .called = std::move(called)};
+  auto& device = backend(name);
+  return {
+      .optional = device.runs_optional_passes(), .device = &device, .called = std::move(called)};
 }
 
 Compiled finish(Compilation& c, const std::string& name, bool executable) {
