@@ -1,9 +1,10 @@
-// Recognizes exp(x - max(x)) in a graph.
-#include "ops/shifted_exp.h"
+#include "compile/analysis/softmax.h"
 
 #include "graph/loop.h"
 
-namespace haliax::prim {
+namespace haliax::analysis {
+
+using namespace prim;
 
 const NodePtr& same_values(const NodePtr& n) {
   const NodePtr* x = &n;
@@ -21,4 +22,4 @@ std::optional<ShiftedExp> shifted_exp(const Node& n) {
   return ShiftedExp{x, *top, guarded};
 }
 
-}  // namespace haliax::prim
+}  // namespace haliax::analysis

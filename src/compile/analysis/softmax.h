@@ -1,11 +1,11 @@
-// Recognizes the shifted exponential of softmax and logsumexp in a graph. Used by passes that
+// Recognizes the shifted exponential exp(x - max x) of softmax and logsumexp. Used by passes that
 // compute it in a cheaper way.
 #pragma once
 #include <optional>
 
 #include "ops/prim.h"
 
-namespace haliax::prim {
+namespace haliax::analysis {
 
 // exp(x - top), where top is the max of x over some of its axes. `guarded`: an infinite top is
 // replaced by 0.
@@ -18,4 +18,4 @@ std::optional<ShiftedExp> shifted_exp(const Node&);
 // boundary.
 const NodePtr& same_values(const NodePtr&);
 
-}  // namespace haliax::prim
+}  // namespace haliax::analysis

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "compile/analysis/softmax.h"
 #include "ops/prim.h"
-#include "ops/shifted_exp.h"
 
 namespace haliax {
 namespace {
@@ -51,7 +51,7 @@ struct Product {
     } else if (floats)
       add(n->in[0], below);
     else
-      factors.push_back({kind, prim::same_values(n).get()});
+      factors.push_back({kind, analysis::same_values(n).get()});
   }
 };
 
@@ -103,8 +103,8 @@ class LateRows {
       return in[k] ? make(*x->op, std::move(in), x->axes, x->dtype, x->attr) : nullptr;
     };
     auto sums = [&](const NodePtr& s, const NodePtr& e) {
-      auto& of = prim::same_values(s);
-      auto shifted = prim::shifted_exp(*e);
+      auto& of = analysis::same_values(s);
+      auto shifted = analysis::shifted_exp(*e);
       return of->op == &prim::kSum && of->in[0] == e && shifted && !(chosen && shifted->guarded) &&
              common(s->axes, keys).empty();
     };
@@ -182,7 +182,7 @@ class LateRows {
   // Does a choice hide what this factor of x is where it is not chosen, NaN included? Weighted
   // values would be NaN there. Those of which a gradient is taken are already, and hide nothing.
   static bool hides(const NodePtr& x, const Node* factor, bool chosen = false) {
-    if (prim::same_values(x).get() == factor) return chosen && !factor->origin.backward;
+    if (analysis::same_values(x).get() == factor) return chosen && !factor->origin.backward;
     const bool chooses = x->op == &prim::kSelect;
     if (!chooses && x->op != &prim::kMul && x->op != &prim::kDiv && x->op != &prim::kCast)
       return false;

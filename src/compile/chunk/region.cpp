@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <set>
 
+#include "compile/analysis/masks.h"
+#include "compile/analysis/softmax.h"
 #include "haliax/chunked.h"
 #include "ops/attr.h"
 #include "ops/blockwise.h"
-#include "ops/masks.h"
 #include "ops/prim.h"
-#include "ops/shifted_exp.h"
 
 namespace haliax {
 namespace {
@@ -368,7 +368,7 @@ int Region::before(const NodePtr& n) const {
 Region::Streamed Region::streamed(const NodePtr& n) const {
   auto stage = [&](const NodePtr& x) { return stage_of(x, contains(x) && on_chunk(x)); };
   auto* op = n->op;
-  if (auto e = prim::shifted_exp(*n)) {
+  if (auto e = analysis::shifted_exp(*n)) {
     bool streams = contains(e->top) && !walks(e->top);
     return streams ? Streamed{e->top.get(), stage(e->x), e->guarded, false} : Streamed{};
   }
@@ -392,7 +392,7 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   }
   if (!out.top) return {};
   out.before = std::max(out.before, others);
-  out.hides |= prim::selects_operand(*n) && !out.guarded;
+  out.hides |= analysis::selects_operand(*n) && !out.guarded;
   return out;
 }
 
@@ -435,7 +435,7 @@ int Region::sweeps() {
     if (!turns(*n) && !folds_by(*n)) refuse(*n, "is not a sum, product, max or min");
     // what lies where a position is found comes with it
     if (n->in.size() == 2 && picks(*n, name_in(*n))) {
-      auto& ids = prim::same_values(n->in[1]);
+      auto& ids = analysis::same_values(n->in[1]);
       auto* found = turns(*ids);
       bool there = found && walks(n->in[0]) && name_in(*n) == found->axis;
       if (there && stage_of(n->in[0], true) <= fold_stage.at(ids.get())) {

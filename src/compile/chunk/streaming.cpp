@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compile/analysis/softmax.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
-#include "ops/shifted_exp.h"
 #include "compile/chunk/region.h"
 
 namespace haliax {
@@ -75,7 +75,7 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& tur
   if (auto known = memo.find(n.get()); known != memo.end()) return known->second;
   auto on_chunk_axes = [&](const Node& x) { return axes_on_chunk(x.axes, a, b); };
   NodePtr out;
-  if (prim::shifted_exp(*n)) {
+  if (analysis::shifted_exp(*n)) {
     auto& sub = n->in[0];
     auto shifted = make(*sub->op, {part(sub->in[0], a, b), turn.shift}, on_chunk_axes(*sub),
                         sub->dtype, sub->attr);

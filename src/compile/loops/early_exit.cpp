@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "compile/analysis/flags.h"
+#include "compile/analysis/masked_values.h"
+#include "compile/analysis/masks.h"
+#include "compile/analysis/ranges.h"
+#include "compile/analysis/zero_masks.h"
 #include "compile/loops/loops.h"
 #include "ops/attr.h"
 #include "ops/collective.h"
-#include "ops/masks.h"
 
 namespace haliax {
 namespace {
@@ -16,70 +20,6 @@ namespace {
 bool holds(const Nodes& list, const NodePtr& n) {
   return std::find(list.begin(), list.end(), n) != list.end();
 }
-
-// Masks of a node: arrays of bool, of each of which is known: if it is false throughout, the node
-// is 0 throughout.
-class Masks {
- public:
-  explicit Masks(const Nodes& level) {
-    for (auto& n : level) of_[n.get()] = learned(n);
-  }
-  const Nodes& of(const NodePtr& n) const {
-    static const Nodes none;
-    auto i = of_.find(n.get());
-    return i == of_.end() ? none : i->second;
-  }
-  // Of a sum of two, or of one or the other.
-  static Nodes merged(const Nodes& a, const Nodes& b) {
-    Nodes both;
-    for (auto& m : a)
-      if (holds(b, m)) both.push_back(m);
-    if (!both.empty() || a.empty() || b.empty()) return both;
-    for (auto& axis : smallest(a)->axes)  // a slice is as the mask that it is of
-      if (auto* other = find(*smallest(b), axis.name); other && other->size != axis.size) return {};
-    return {prim::map(prim::kBitOr, {smallest(a), smallest(b)}, DType::boolean)};
-  }
-  static const NodePtr& smallest(const Nodes& masks) {
-    return *std::min_element(masks.begin(), masks.end(),
-                             [](auto& a, auto& b) { return a->size() < b->size(); });
-  }
-
- private:
-  static Nodes joined(Nodes a, const Nodes& b) {  // of a product
-    for (auto& m : b)
-      if (!holds(a, m) && a.size() < 8) a.push_back(m);
-    return a;
-  }
-  // Of a sum all have to be 0.
-  Nodes by_operands(const Node& n) const {
-    Nodes out;
-    bool sums = false;
-    for (std::size_t k = 0; k < n.in.size(); ++k) {
-      auto how = zero_in(n, k);
-      if (how == Linear::no) continue;
-      out = how == Linear::all && std::exchange(sums, true) ? merged(out, of(n.in[k]))
-                                                            : joined(std::move(out), of(n.in[k]));
-    }
-    return out;
-  }
-  Nodes learned(const NodePtr& n) const {
-    auto kind = n->op->kind;
-    bool says = kind == Kind::view || kind == Kind::map || kind == Kind::contract ||
-                kind == Kind::reduce || n->op->zero_in;
-    auto known = says ? by_operands(*n) : Nodes();
-    if (n->dtype == DType::boolean)
-      return kind == Kind::view && !known.empty() ? known : joined({n}, known);
-    if (says || !is_loop_result(*n)) return known;
-    auto& r = result_of(*n);  // of a loop inside: what does not change with its turns
-    if (r.carry || r.start || r.monoid != Monoid::sum) return {};
-    Nodes out = of(r.value[0]);
-    for (auto& v : r.value) out = merged(out, of(v));
-    for (auto& i : loop_of(*n).index)
-      std::erase_if(out, [&](auto& m) { return m->varies_with(i.get()); });
-    return out;
-  }
-  std::unordered_map<const Node*, Nodes> of_;
-};
 
 // What is added to a sum, one after another: all, or what then needs no temporary.
 Nodes terms_of(const NodePtr& value, bool all) {
@@ -109,7 +49,7 @@ struct Making {
   void join(const Making& o) {
     values.insert(values.end(), o.values.begin(), o.values.end());
     products.insert(o.products.begin(), o.products.end());
-    masks = Masks::merged(masks, o.masks);
+    masks = analysis::masks_of_sum(masks, o.masks);
     largest = std::max(largest, o.largest);
   }
   bool shares_product(const Making& o) const {
@@ -157,7 +97,7 @@ void end_carried(IterationPart& whole, const Loop& l, std::size_t body) {
   whole.flag = flags.changes;
   if (!l.any_order || flags.changes == flags.may_be_true) return;
   whole.flag = flags.may_be_true;
-  whole.deferred = prim::both_flags(prim::logical_not(flags.may_be_true), flags.changes);
+  whole.deferred = analysis::both_flags(prim::logical_not(flags.may_be_true), flags.changes);
 }
 
 std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
@@ -183,7 +123,7 @@ std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_
     end_carried(whole, l, body);
     return {whole};
   }
-  Masks masks(level_of(values, index));
+  analysis::ZeroMasks masks(level_of(values, index));
   std::vector<Making> parts;
   for (auto& v : split.values) {
     Making p{{v}, {}, masks.of(v.second)};
@@ -197,12 +137,13 @@ std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_
   }
   join(parts, [](auto& a, auto& b) { return a.shares_product(b); });
   for (auto& p : parts)
-    if (!p.masks.empty() && 8 * Masks::smallest(p.masks)->size() > p.largest) p.masks.clear();
+    if (!p.masks.empty() && 8 * analysis::smallest(p.masks)->size() > p.largest) p.masks.clear();
   join(parts, [](auto& a, auto& b) { return a.masked_alike(b); });
   std::vector<IterationPart> out;
   if (parts.size() == 1) parts[0].values = whole.values;
   for (auto& p : parts) {
-    auto flag = p.masks.empty() ? nullptr : prim::reduce(Monoid::max, Masks::smallest(p.masks), {});
+    auto flag =
+        p.masks.empty() ? nullptr : prim::reduce(Monoid::max, analysis::smallest(p.masks), {});
     out.push_back({flag, std::move(p.values)});
   }
   return out;
@@ -218,7 +159,7 @@ IterationFlags iteration_flags(const std::vector<IterationResult>& results, cons
     if (n->op == &kCollective) return {};  // others wait for it
     if (n->op->kind != Kind::reduce && n->op->kind != Kind::contract) continue;
     for (auto& x : n->in)
-      for (auto& m : prim::masks_of(x, chunk.name))
+      for (auto& m : analysis::masks_of(x, chunk.name))
         if (!holds(masks, m)) masks.push_back(m);
   }
   IterationFlags out;
@@ -226,16 +167,16 @@ IterationFlags iteration_flags(const std::vector<IterationResult>& results, cons
     Nodes if_zero, stay;
     bool known = true;
     for (auto& r : results) {
-      auto value = prim::value_if_never_true(r.value, m.get(), chunk.name, index, if_zero);
+      auto value = analysis::value_if_never_true(r.value, m.get(), chunk.name, index, if_zero);
       known &= value && (r.carry || prim::is_number(value, 0));
-      if (known && r.carry) stay.push_back(prim::unchanged_flag(value, r.carry));
+      if (known && r.carry) stay.push_back(analysis::unchanged_flag(value, r.carry));
     }
-    auto may = known ? prim::may_be_true(m, {{chunk, chunk.size}}) : nullptr;
+    auto may = known ? analysis::may_be_true(m, {{chunk, chunk.size}}) : nullptr;
     if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
     for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
     may = prim::reduce(Monoid::max, may, {});
-    out.changes = prim::both_flags(out.changes, prim::flag_or_not_all(may, stay));
-    out.may_be_true = prim::both_flags(out.may_be_true, may);
+    out.changes = analysis::both_flags(out.changes, analysis::flag_or_not_all(may, stay));
+    out.may_be_true = analysis::both_flags(out.may_be_true, may);
   }
   return out;
 }

@@ -10,8 +10,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "compile/analysis/flags.h"
+#include "compile/analysis/masked_values.h"
+#include "compile/analysis/masks.h"
+#include "compile/analysis/ranges.h"
 #include "graph/loop.h"
-#include "ops/masks.h"
 
 namespace haliax {
 
@@ -35,7 +38,7 @@ std::string fault_of_masked(const Node& n) {
   for (std::size_t k = 0; fits && k < m.sides.size(); ++k) {
     auto* axis = find(find(*n.in[0], m.sides[k].axis) ? *n.in[0] : *n.in[1], m.sides[k].axis);
     fits = axis && m.sides[k].size > 0 &&
-           flags.axes[k].size == prim::AxisBlocks{*axis, m.sides[k].size}.blocks().size;
+           flags.axes[k].size == analysis::AxisBlocks{*axis, m.sides[k].size}.blocks().size;
   }
   return fits ? "" : "its flags " + to_string(flags.axes) + " do not match its blocks";
 }
@@ -156,9 +159,9 @@ class MaskedProducts {
   }
   static LeftOut of_operand(const NodePtr& x, Name axis) {
     LeftOut out{.zero = true};
-    for (auto& m : prim::masks_of(x, axis)) {
+    for (auto& m : analysis::masks_of(x, axis)) {
       LeftOut::Mask mine{m, {}};
-      auto there = prim::value_where_false(x, m.get(), axis, mine.if_zero);
+      auto there = analysis::value_where_false(x, m.get(), axis, mine.if_zero);
       if (!there) continue;
       if (!prim::is_number(there, 0)) mine.if_zero.push_back(there);
       out.masks.push_back(std::move(mine));
@@ -187,15 +190,15 @@ class MaskedProducts {
     LeftOut out;
     Nodes masks;
     for (auto& e : ends)
-      for (auto& m : prim::masks_of(e, axis))
+      for (auto& m : analysis::masks_of(e, axis))
         if (std::find(masks.begin(), masks.end(), m) == masks.end()) masks.push_back(m);
     for (auto& m : masks) {
       LeftOut::Mask mine{m, {}};
-      auto most = prim::MaskedReads::nothing;
+      auto most = analysis::MaskedReads::nothing;
       for (auto& e : ends)
-        most = std::max(most, prim::reads_where_false(e, &n, m.get(), axis, mine.if_zero));
-      if (most == prim::MaskedReads::all) continue;
-      out.zero |= most == prim::MaskedReads::zero;
+        most = std::max(most, analysis::reads_where_false(e, &n, m.get(), axis, mine.if_zero));
+      if (most == analysis::MaskedReads::all) continue;
+      out.zero |= most == analysis::MaskedReads::zero;
       out.masks.push_back(std::move(mine));
     }
     return out;
@@ -220,7 +223,7 @@ class MaskedProducts {
   }
   NodePtr with(const Node& n, const Axis& a, const LeftOut& what) const {
     const bool inside = !turn_ || goes_inside(n, a);
-    std::vector<prim::AxisBlocks> blocks{{a, inside ? shown_of(n) : block_of(n, a.size)}};
+    std::vector<analysis::AxisBlocks> blocks{{a, inside ? shown_of(n) : block_of(n, a.size)}};
     if (!turn_ && !is_side(n, a)) return nullptr;
     if (!turn_ && !is_vectors(n)) {
       auto queries = queries_of(n, a, what);
@@ -229,11 +232,11 @@ class MaskedProducts {
     }
     NodePtr created;  // flags, of blocks
     for (auto& [mask, if_zero] : what.masks) {
-      auto may = prim::may_be_true(mask, blocks);
+      auto may = analysis::may_be_true(mask, blocks);
       if (!may || !has(may->axes, blocks[0].blocks().name)) continue;
       Nodes zero;
       for (auto& x : if_zero) zero.push_back(prim::equal(x, prim::number(0, x->dtype)));
-      created = prim::both_flags(created, prim::flag_or_not_all(may, zero));
+      created = analysis::both_flags(created, analysis::flag_or_not_all(may, zero));
     }
     if (!created) return nullptr;
     OriginScope here(n.origin);
@@ -290,7 +293,7 @@ Nodes in_levels(const Nodes& values, const Node* index, const program::Machine& 
 
 Nodes masked_matmuls(const Nodes& roots, const program::Machine& machine) {
   auto all = all_nodes(roots);
-  if (std::none_of(all.begin(), all.end(), [](auto& n) { return prim::reads_mask(*n); }))
+  if (std::none_of(all.begin(), all.end(), [](auto& n) { return analysis::reads_mask(*n); }))
     return roots;
   return in_levels(roots, nullptr, machine, Inside::no_turn);
 }

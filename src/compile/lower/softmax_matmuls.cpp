@@ -10,8 +10,8 @@
 // softmax, s >= 1, and a matmul of e is at most s times the matmul of the softmax.
 #include <algorithm>
 
+#include "compile/analysis/softmax.h"
 #include "ops/prim.h"
-#include "ops/shifted_exp.h"
 #include "compile/lower/lower.h"
 #include "transforms/rewrite.h"
 
@@ -25,7 +25,7 @@ struct Factored {
 // Returns true for the sum of e = exp(x - max x) along its rows, or for a `select` that replaces a
 // sum of 0.
 bool is_sum_of(const NodePtr& n, const Node& e) {
-  auto shifted = prim::shifted_exp(e);
+  auto shifted = analysis::shifted_exp(e);
   const Node* sum = n.get();
   if (sum->op == &prim::kSelect && prim::is_number(sum->in[1], 1)) sum = sum->in[2].get();
   return shifted && sum->op == &prim::kSum && sum->in[0].get() == &e &&

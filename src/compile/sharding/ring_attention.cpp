@@ -7,8 +7,8 @@
 // and nothing is sent for it (emit.cpp).
 #include <algorithm>
 
+#include "compile/analysis/masks.h"
 #include "ops/attr.h"
-#include "ops/masks.h"
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
@@ -25,7 +25,7 @@ bool sends_nothing_else(const Plan& plan, const GlobalGraph& graph, int body, in
   for (int k : plan.body(body).versions) {
     auto& v = plan.version(k);
     if (!v.live) continue;
-    masked |= prim::reads_mask(graph.node(v.node));
+    masked |= analysis::reads_mask(graph.node(v.node));
     if (v.communicates() && (!v.in_ring_loop() || body != round)) return false;
     for (int inner : plan.bodies_of(v))
       if (!sends_nothing_else(plan, graph, inner, round, masked)) return false;
