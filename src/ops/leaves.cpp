@@ -13,8 +13,10 @@ const Op kIota{.name = "iota",
                .kind = Kind::leaf,
                .on_block =
                    [](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
-                     auto start = cast(blocks[0].start, n.dtype);
-                     return blocks[0].drop ? start : add(iota(axes[0], n.dtype), start);
+                     auto& block = blocks[0];
+                     if (block.drop) return cast(block.start, n.dtype);
+                     auto positions = iota(axes[0], n.dtype);
+                     return add(positions, cast(block.start, n.dtype));
                    },
                .cheap = true};
 const Op kIndex{.name = "index", .kind = Kind::leaf, .cheap = true};
