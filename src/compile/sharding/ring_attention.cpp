@@ -1,10 +1,15 @@
-// Loops that go round: over the blocks of an axis that a mesh axis cuts, while the devices along it
-// share the work of each turn along another axis. Attention with the positions of queries and keys
-// cut is one. Each device starts with its own block; the blocks of the others come turn by turn,
-// and what is made of a block for the device that has it goes there. No device makes a turn when
-// another one does: so nothing else is sent along that mesh axis in a turn, and what is left may
-// come in any order. Under a mask a turn may leave all as it is: then this device's is not made,
-// and nothing is sent for it (emit.cpp).
+// Ring loops: loops over the blocks of an axis that is sharded along a mesh axis, in which the
+// devices along that mesh axis also share the work of each iteration along another axis.
+//
+// An example is attention whose queries and keys are both sharded along `context`, with 4 devices.
+// Device 1 has queries 1 and keys 1. It processes keys 1, 0, 3, 2: it starts with its own block and
+// receives one other block per iteration. In the gradient, it returns the partial sums of keys 0 to
+// the device that stores keys 0.
+//
+// Each device processes the blocks in a different order. Therefore an iteration contains no other
+// collective along the mesh axis, and its results do not depend on the order. Under a mask, an
+// iteration may leave all results unchanged. The device then skips it and receives no block
+// (emit.cpp).
 #include <algorithm>
 
 #include "compile/analysis/masks.h"
@@ -14,7 +19,7 @@
 namespace haliax::partitioning {
 namespace {
 
-constexpr int kMostRounds = 32;  // as many bodies are in the program
+constexpr int kMostRounds = 32;  // the program contains a body per ring step
 
 bool is_block(const SliceAttr& s, std::int64_t size) {
   return !s.drop && s.start == 0 && s.step == 1 && s.size == size;
@@ -61,8 +66,8 @@ MeshAxes Planned::ring_axes_of(int n) const {
   bool fits = over.size() == 1 && count > 1 && count <= kMostRounds && l.axis.size == chunk * count;
   return fits && !busy && shares_work(n, l.axis.name, over) ? over : MeshAxes();
 }
-// A slice that such a loop takes of an array of which each device has a block: true, and it is that
-// of another one.
+// If the node is the block that an iteration of a ring loop reads from a sharded array, adds a
+// version that receives it from another device and returns true.
 bool Planner::visit(int n) {
   auto& me = node(n);
   for (auto& o : open_) {
@@ -87,7 +92,7 @@ bool Planner::visit(int n) {
   }
   return false;
 }
-// The value of a turn, of which each device has made a part, summed where its block lies.
+// Adds a version that returns the partial sum of an iteration to the device that stores the block.
 int Planner::sent_back(const LoopAttempt& a, int n, const Sharding& at) {
   auto landed = at;
   landed.resolve(a.plan.ring_axes[0]);
@@ -100,8 +105,8 @@ int Planner::sent_back(const LoopAttempt& a, int n, const Sharding& at) {
   now_.plan.bytes += v.reshard_step.bytes * turns_of(n);
   return add(std::move(v));
 }
-// A loop goes round if what is sent along the mesh axis are blocks alone, and what it leaves is
-// each device's own, or the same whatever comes first.
+// Returns true if the loop cannot be a ring loop after all: it contains another collective along
+// the mesh axis, or a replicated result depends on the order of iterations by rounding.
 bool Planner::is_stuck(const LoopAttempt& a) const {
   if (a.plan.ring_axes.empty()) return false;
   const int x = a.plan.ring_axes[0];
@@ -113,7 +118,7 @@ bool Planner::is_stuck(const LoopAttempt& a) const {
     bool own = r.fold != Fold::stack && (v.at.uses(x) || v.at.is_partial(x));
     if (v.kind != Version::Kind::ring_return && !own && !exact) return true;
   }
-  // it, and those inside
+  // the body of the loop, and the bodies of inner loops
   for (auto body = std::size_t(a.plan.bodies[0]); body < now_.plan.bodies.size(); ++body)
     for (int k : now_.plan.bodies[body].versions)
       if (auto& v = now_.plan.version(k);
