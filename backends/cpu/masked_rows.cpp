@@ -11,8 +11,10 @@ using program::Code;
 using program::Fused;
 using program::Instr;
 
-// What is known of an instruction at the hidden points of a row: nothing, that they all have the
-// same value, or that this is false.
+// The values of an instruction at the hidden elements of one row.
+// - unknown   they may differ
+// - same      they are all equal
+// - not_true  they are all false
 enum class Hidden { unknown, same, not_true };
 
 class Analysis {
@@ -50,8 +52,9 @@ class Analysis {
   bool is_filled(const Instr& in) const {
     return in.code == Code::store && walks(in) && hidden(in, 0) == Hidden::same;
   }
-  // The greatest is that of one of the hidden points as well as of all; of a sum nothing is missing
-  // if they are 0.
+  // Returns true if a reduction over the visible elements and one hidden element has the result of
+  // the full row. That holds for a maximum and a minimum. It holds for a sum if hidden elements are
+  // 0, so `zero` records the operand for the check at run time.
   bool is_folded(const Instr& in) {
     if (!arg(in, 0).inner || hidden(in, 0) != Hidden::same) return false;
     if (in.code == Code::reduce_max || in.code == Code::reduce_min) return true;
@@ -59,7 +62,8 @@ class Analysis {
     out_.zero.push_back(in.args[0]);
     return true;
   }
-  // 0 times what is not known is not taken to be 0: that may be NaN.
+  // Derives the state of a result from the states of the operands. A multiplication of an unknown
+  // value by 0 stays unknown, since the value may be NaN.
   Hidden of(const Instr& in) const {
     int n = 0;
     while (n < 4 && in.args[n] >= 0) ++n;
@@ -73,7 +77,8 @@ class Analysis {
     return Hidden::same;
   }
 
-  // Positions less positions; none: something else.
+  // Returns sign * value as a sum of signed positions and a constant, or nullopt if the value has
+  // another form. For example, given i + 3 - j, returns {constant = 3, {i, 1}, {j, -1}}.
   std::optional<RowMask> sum_of(int i, int sign) const {
     auto& in = fused_.code[std::size_t(i)];
     if (in.dtype != DType::i32 && in.dtype != DType::i64) return {};
@@ -99,7 +104,7 @@ class Analysis {
         return {};
     auto mask = joined(high, low);
     if (!mask) return {};
-    std::int64_t step = 0;  // from point to point of a row
+    std::int64_t step = 0;  // change from one element of a row to the next
     for (auto [i, sign] : mask->positions)
       if (auto& at = fused_.code[std::size_t(i)]; at.dim == dim_) step += sign * at.stride;
     if (step >= 0) return {};

@@ -1,6 +1,7 @@
-// Rows of which masks of positions hide the end, as those of a causal text: the points after what a
-// row sees have all the same values, so that one of them stands for all. What is summed must be 0
-// there, which is looked up when the step runs.
+// Rows whose tail is hidden by a positional mask, as in causal attention. All hidden elements of a
+// row have equal values, so the step computes one of them and copies it to the others. Hidden
+// elements must add 0 to every sum; this is checked when the step runs, and otherwise the full row
+// is computed.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -11,21 +12,24 @@
 
 namespace haliax::cpu {
 
-// nearer ones, and a few numbers, sum to no more than an i32 holds
+// The bound of positions and constants in a mask. A sum of a few values below it fits in an i32, so
+// the mask does not overflow.
 constexpr std::int64_t far_position = 1 << 26;
 
-// It holds at the first points of a row: where `constant`, with these positions added or
-// subtracted, is greater than 0 (or_equal: or 0).
+// A mask that holds at the first elements of each row, where
+//   constant + sum of sign * position > 0    (or_equal: >= 0).
+// For example, key < query + 1 is {constant = 1, positions = {query, 1}, {key, -1}}.
 struct RowMask {
   bool or_equal = false;
   std::int64_t constant = 0;
-  std::vector<std::pair<int, int>> positions = {};  // a number of an iota, and 1 or -1
+  std::vector<std::pair<int, int>> positions = {};  // iota and sign (1 or -1)
 };
 struct MaskedRows {
-  std::vector<RowMask> masks;  // hidden are the points at which none holds
-  std::vector<int> zero;       // instructions that must be 0 there
+  std::vector<RowMask> masks;  // an element is hidden if no mask holds there
+  std::vector<int> zero;       // instructions that must be 0 at hidden elements
 };
-// Of a step with this one inner dim; nullopt: its rows have to be walked to their ends.
+// Analyzes a step whose only inner dim is `dim`. In the result, iotas are instruction indices.
+// Returns nullopt if the step must compute full rows.
 std::optional<MaskedRows> masked_rows(const program::Fused&, int dim);
 
 }  // namespace haliax::cpu

@@ -1,4 +1,4 @@
-// Rewrites one-hot sums and updates of a fused step as accesses to one position.
+// Rewrites one-hot sums and updates of a fused step as accesses to one element.
 #include "one_hot.h"
 
 #include <algorithm>
@@ -51,7 +51,8 @@ class Rewriter {
   }
 
  private:
-  // select(id == position + offset, value, 0)
+  // The operands of select(id == position + offset, value, 0), as instruction indices. `position`
+  // is an iota along the dim; offset -1: no offset.
   struct Point {
     int value = -1, id = -1, offset = -1, position = -1;
   };
@@ -61,15 +62,18 @@ class Rewriter {
   DType dtype(int i) const { return at(i).dtype; }
   int to(int i) const { return to_[static_cast<std::size_t>(i)]; }
   bool still(int i) const { return !varies_[static_cast<std::size_t>(i)]; }
+  // Returns true if the value may vary along the dim.
   bool varies(const Instr& in) const {
     if (in.code >= Code::reduce_sum && in.code <= Code::reduce_argmin) return false;
     if (in.code == Code::iota) return in.dim == dim_;
     if (in.code == Code::load) return stride_of(in, static_cast<std::size_t>(dim_)) != 0;
     return std::any_of(in.args, in.args + 4, [&](int a) { return a >= 0 && !still(a); });
   }
+  // Returns true if the instruction is an iota along the dim with stride 1.
   bool counts(int i) const {
     return at(i).code == Code::iota && at(i).dim == dim_ && at(i).stride == 1;
   }
+  // Returns true if the instruction is such a select. Sets `p`.
   bool selects(int i, Point& p) const {
     const Instr& select = at(i);
     if (select.code != Code::select) return false;
@@ -95,7 +99,8 @@ class Rewriter {
     }
     return false;
   }
-  // The point in the new code, with its offset taken from the id.
+  // Translates `id` and `position` to the new code, and subtracts the offset from the id:
+  // id == position + offset becomes id - offset == position.
   void shift(Point& p, Fused& out) const {
     const DType id = dtype(p.id);
     p.id = to(p.id);

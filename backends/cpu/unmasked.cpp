@@ -12,13 +12,13 @@ using program::Instr;
 
 namespace {
 
-constexpr std::int64_t least_points = 4096;  // of a step that is worth a second plan
+constexpr std::int64_t least_points = 4096;  // elements of the smallest step with two plans
 bool compares(Code c) { return c == Code::less || c == Code::less_equal; }
 bool counts(DType d) { return !is_float(d) && d != DType::boolean && d != DType::u64; }
 
 }  // namespace
 
-// Made of positions and numbers.
+// Returns true if the value is an integer that is computed from positions and constants only.
 bool Unmasked::is_position(const Instr& in) const {
   auto created = [&](int k) { return known_[static_cast<std::size_t>(in.args[k])]; };
   if (!counts(in.dtype)) return false;
@@ -62,7 +62,7 @@ Unmasked::Unmasked(const program::Fused& fused) : fused_(fused), code_(fused.cod
 
 void Unmasked::drop_masks() {
   std::vector<bool> holds(fused_.code.size());
-  std::vector<int> same(fused_.code.size());  // which instruction makes what this one makes
+  std::vector<int> same(fused_.code.size());  // instruction with the same value, itself by default
   for (std::size_t i = 0; i < fused_.code.size(); ++i) {
     auto& in = fused_.code[i];
     same[i] = static_cast<int>(i);
@@ -111,11 +111,11 @@ std::optional<Unmasked::Bounds> Unmasked::bounds(std::size_t i, const Frame& fra
     out = {arg(0)->low + (adds ? arg(1)->low : -arg(1)->high),
            arg(0)->high + (adds ? arg(1)->high : -arg(1)->low)};
   }
-  constexpr std::int64_t far = std::int64_t(1) << 40;  // of an i64: sums of these are exact
+  constexpr std::int64_t far = std::int64_t(1) << 40;  // bound for i64, to avoid overflow
   const bool wide = in.dtype == DType::i64;
   const auto least = wide ? -far : scalar::lowest(in.dtype).integer,
              most = wide ? far : scalar::highest(in.dtype).integer;
-  // it comes in again at the other end
+  // the value may overflow and wrap around
   if (out && (out->low < least || out->high > most)) out.reset();
   return out;
 }

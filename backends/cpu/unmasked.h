@@ -1,5 +1,5 @@
-// A fused step without its masks, for turns in which these hold everywhere: those of a causal text
-// behind the diagonal, say.
+// The variant of a fused step without its masks, for iterations in which all masks hold at all
+// elements. For example, causal attention needs no mask in tiles below the diagonal.
 #pragma once
 #include <optional>
 
@@ -7,33 +7,39 @@
 
 namespace haliax::cpu {
 
-// Masks are what choices go by and comparisons of positions say. Found in the step, before it is
-// planned.
+// Finds the masks of a step before the step is planned, and builds the variant without masks. A
+// mask is the predicate of a select that is computed from comparisons of positions, for example
+// select(key <= query, score, -inf), where `key` and `query` are iotas.
 class Unmasked {
  public:
   explicit Unmasked(const program::Fused&);
-  // There are such masks, and they change from turn to turn.
+  // Returns true if the step has a select that the variant drops, and a position that depends on a
+  // loop index. Without such a position, `holds` would be constant over all iterations.
   bool exists() const { return exists_; }
-  const program::Fused& fused() const { return fused_; }  // makes the same, where they hold
-  bool holds(const Frame&);                               // at all points of the step
+  // Returns the variant. It computes the same results if all comparisons hold.
+  const program::Fused& fused() const { return fused_; }
+  // Returns true if the bounds of the positions prove that all comparisons hold at all elements of
+  // the step, for the loop indices of the frame.
+  bool holds(const Frame&);
 
  private:
   struct Bounds {
     std::int64_t low, high;
   };
-  struct Positions {  // of an iota
+  struct Positions {  // the values of an iota
     Place place;
-    std::int64_t start = 0, reach = 0;  // of the first point; what the last one adds
+    std::int64_t start = 0, reach = 0;  // first value; last value - first value
   };
   std::optional<Bounds> bounds(std::size_t i, const Frame&) const;
   bool is_position(const program::Instr&) const;
   void drop_masks();
 
   program::Fused fused_;
-  std::vector<program::Instr> code_;    // with its masks, up to the last of their comparisons
-  std::vector<bool> known_, compared_;  // made of positions and numbers; a comparison of two such
+  std::vector<program::Instr> code_;  // original code up to the last comparison
+  // per instruction: computed from positions and constants only; a comparison of two such values
+  std::vector<bool> known_, compared_;
   std::vector<Positions> positions_;
-  std::vector<std::optional<Bounds>> bounds_;  // of each, when it runs; none: not known
+  std::vector<std::optional<Bounds>> bounds_;  // per instruction, in the current run; none: unknown
   bool exists_ = false;
 };
 

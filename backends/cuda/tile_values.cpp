@@ -1,5 +1,4 @@
-// What is known of the values of a tile group: where blocks are left out, and before all folds are
-// made.
+// Analysis of the values of a tile group: in skipped blocks, and while reductions are incomplete.
 #include <algorithm>
 
 #include "tiles.h"
@@ -8,7 +7,7 @@ namespace haliax::cuda {
 
 using namespace program;
 
-// ---- blocks that are left out ----
+// ---- skipped blocks ----
 SkippedBlock::SkippedBlock(const TileGroup& g) : code(g.code), states(g.code.size(), State::row) {
   for (std::size_t i = 0; i < code.size(); ++i) states[i] = look(g, i);
 }
@@ -60,10 +59,10 @@ NeededBlocks needed_blocks(const TileGroup& g, const SkippedBlock& left_out,
   return w;
 }
 
-// ---- before all folds are made ----
+// ---- incomplete reductions ----
 namespace {
 
-// Without casts that change nothing.
+// Returns the operand of a chain of casts that preserve the value, or the instruction itself.
 int bare(const TileGroup& g, int i) {
   for (;;) {
     auto& in = g.code[std::size_t(i)];
@@ -83,10 +82,11 @@ struct Analysis {
   const TileGroup& g;
   const int top;
   const std::set<int>& pending;
-  const bool may_round;  // before it is multiplied with what is not known
+  const bool may_round;  // accepts rounding before the unknown factor is applied
 
   const Instr& at(int i) const { return g.code[std::size_t(i)]; }
   bool waits(int i) const { return g.waits(i, pending); }
+  // Returns the scaled form of an instruction, or nullopt if it has another form.
   std::optional<Scaled> of(int i) const {
     auto& in = at(i);
     if (!in.inner || g.product_of[std::size_t(i)] >= 0 ||
@@ -116,12 +116,15 @@ struct Analysis {
         return {};
     }
   }
+  // Returns the scaled form of value * row, or of value / row if `divided`.
   std::optional<Scaled> by_row(int value, int row, bool divided) const {
     if (at(row).inner) return {};
     auto out = of(value);
     if (out) out->factors.emplace_back(row, divided);
     return out;
   }
+  // Returns the scaled form of exp(x - shift). The shift may depend on no unknown reduction except
+  // the maximum of x.
   std::optional<Scaled> of_exp(const Instr& in) const {
     auto& sub = at(in.args[0]);
     if (in.dtype != DType::f32 || sub.code != Code::sub || sub.dtype != DType::f32) return {};

@@ -63,7 +63,7 @@ Dims without_ones(const Dims& dims) {
     if (n != 1) out.push_back(n);
   return out;
 }
-// Strides along the dims that are not 1.
+// Returns the strides along the dims whose size is not 1.
 Dims strides_of(const Dims& dims, Dims strides) {
   strides.resize(dims.size());
   Dims out;
@@ -71,7 +71,7 @@ Dims strides_of(const Dims& dims, Dims strides) {
     if (dims[d] != 1) out.push_back(strides[d]);
   return out;
 }
-// The stride of all these dims as one.
+// Returns the stride of dims [from, to) as one dim, or nullopt if they cannot be merged.
 std::optional<std::int64_t> as_one(const Dims& dims, const Dims& strides, std::size_t from,
                                    std::size_t to) {
   std::int64_t stride = strides[to - 1], n = 1;
@@ -80,7 +80,7 @@ std::optional<std::int64_t> as_one(const Dims& dims, const Dims& strides, std::s
   return stride;
 }
 
-// A product of matrices, or a block of one.
+// A matmul whose batch, m, n and k are one dim each, or a block of one.
 struct Flat {
   std::int64_t m = 1, n = 1, k = 1;
   std::int64_t am = 0, ak = 0, bk = 0, bn = 0, om = 0, on = 0;  // strides
@@ -113,7 +113,7 @@ std::optional<Flat> flat(const Contract& c) {
   if (!fits) return {};
   return f;
 }
-// One block of columns, or as many as a loop has turns.
+// A matmul that computes one block of columns, or a loop that computes one block per iteration.
 struct Block {
   const Contract* c = nullptr;
   Flat f = {};
@@ -141,7 +141,7 @@ std::optional<Block> block_of(const Step& s) {
   b.f = *f;
   return b;
 }
-// Without what the loop adds; that is `step`.
+// Returns the view in the first iteration of the loop. Sets `step` to its offset per iteration.
 View first_of(View v, int variable, std::int64_t& step) {
   step = 0;
   std::erase_if(v.terms, [&](auto& t) {
@@ -161,10 +161,12 @@ class Finder {
  public:
   Finder(const std::vector<Step>& steps, const Program& p, const std::function<bool(int)>& is_own)
       : steps_(steps), program_(p), is_own_(is_own) {}
+  // Finds the rows and columns of the group: the dims of the first fused step that reads the result
+  // of a 16-bit matmul. Returns false if there are none.
   bool find_space() {
     std::set<int> created;
     for (auto& s : steps_) {
-      if (s.kind == Kind::skip) return false;  // what stands behind it may not be moved
+      if (s.kind == Kind::skip) return false;  // steps after it must not move
       if (auto b = block_of(s); b && is_16_bit(b->c->a.dtype)) created.insert(root(b->c->out.slot));
       auto& f = s.fused;
       if (s.kind != Kind::fused || f.outer <= 0 || f.outer >= int(f.dims.size())) continue;
@@ -179,6 +181,7 @@ class Finder {
     }
     return false;
   }
+  // Builds the group. Throws Unfit if the steps do not fit.
   TileGroup find() {
     rows_ = points(g_.rows);
     columns_ = points(g_.columns);
@@ -195,7 +198,9 @@ class Finder {
   }
 
  private:
-  struct Wide {  // where its elements would lie, and what they are now
+  // A wide value: the offset and strides that it would have in memory, and the instruction that
+  // computes its current value.
+  struct Wide {
     std::int64_t offset = -1, row = 0, column = 0;
     int value = -1;
   };
@@ -215,7 +220,8 @@ class Finder {
     if (i.code == Code::iota && i.dim >= 0) s[std::size_t(i.dim)] = i.stride;
     return strides_of(f.dims, s);
   }
-  // As wide as a row, and touched by products and fused steps over the space alone.
+  // Finds the wide slots: slots of the body with at least rows x columns elements, which only
+  // 16-bit matmuls and fused steps over the space access.
   void find_wide() {
     std::set<int> others;
     for (auto& s : steps_) {
@@ -240,6 +246,7 @@ class Finder {
     each_access(s, [&](const View& v, bool) { out |= wide_.count(root(v.slot)) > 0; });
     return out;
   }
+  // Requires that all accesses to a wide value have the same offset and strides.
   void look(Wide& w, std::int64_t offset, std::int64_t row, std::int64_t column) {
     require(row != 0 && column != 0);
     if (w.offset < 0) {
@@ -250,6 +257,7 @@ class Finder {
 
     require(w.offset == offset && w.row == row && w.column == column);
   }
+  // Adds step k. Returns the index of the next step to add.
   std::size_t add(std::size_t k) {
     auto& s = steps_[k];
     if (!touches_wide(s)) {
@@ -279,8 +287,8 @@ class Finder {
     return push({.code = Code::cast, .dtype = d, .args = {value, -1, -1, -1}, .inner = from.inner},
                 {}, at);
   }
-  // What a row's store has left in memory need not be read from there, as long as nobody else
-  // writes.
+  // A row value that the body stored. Later loads of the same view use the instruction `value` and
+  // do not read memory, until another step writes the slot.
   struct Stored {
     View view;
     Dims strides;
@@ -347,8 +355,9 @@ class Finder {
     }
   }
 
-  // ---- products ----
-  // From this step on, as many as are blocks of one.
+  // ---- matmuls ----
+  // Adds the matmul that begins at step k, with all steps that compute its blocks. Returns the
+  // index of the step after them.
   std::size_t add_product(std::size_t k) {
     const auto first = block_of(steps_[k]);
     require(first.has_value());
@@ -364,12 +373,12 @@ class Finder {
     const View a = bare(first_of(c.a, first->variable, steps[0])),
                b = bare(first_of(c.b, first->variable, steps[1])),
                out = bare(first_of(c.out, first->variable, steps[2]));
-    // Which of m, n, k the rows and the columns are.
+    // The dim of the matmul (m, n or k) that is the rows, and the dim that is the columns.
     enum Side { is_m, is_n, is_k };
     Side row;
     Side column;
     std::int64_t sizes[3] = {f.m, f.n, f.k};
-    // strides of the tile along two of them
+    // Assigns two dims to the rows and columns, given the strides of the wide value along them.
     auto found = [&](std::int64_t s, std::int64_t t, auto of_s, auto of_t) {
       const bool rows_first =
           sizes[of_s] == rows_ && (wide.offset < 0 ? t < s : s == wide.row && t == wide.column);
@@ -409,11 +418,13 @@ class Finder {
     p.kind == TileProduct::Kind::makes ? make(wide, p, c.out.dtype) : use(wide, p);
     return end;
   }
-  // Reads the blocks of one product, which lie side by side; the step behind them.
+  // Reads the steps that compute adjacent blocks of one matmul: the first step, which may be a loop
+  // over blocks of `width` columns, and a smaller last block. Returns the index of the step after
+  // them.
   std::size_t blocks(std::size_t k, const Block& first, TileProduct& p, std::int64_t width,
                      const View (&views)[3], const std::int64_t (&steps)[3], int column) {
     const auto& f = first.f;
-    // Where the columns are m, n or k: what the next column is for a, b, out.
+    // The distance from one column to the next in a, b and out, if the columns are m, n or k.
     const std::int64_t next[3] = {column == 0   ? f.am
                                   : column == 2 ? f.ak
                                                 : 0,
@@ -466,6 +477,7 @@ class Finder {
     return bare(v);
   }
 
+  // Adds a matmul whose result is a wide value.
   void make(Wide& w, TileProduct& p, DType d) {
     if (w.value >= 0) {
       auto& before = g_.code[std::size_t(w.value)];
@@ -478,10 +490,12 @@ class Finder {
     add_flags(p, number);
     g_.products.push_back(p);
   }
+  // Adds a matmul with a wide operand.
   void use(const Wide& w, TileProduct& p) {
     require(w.value >= 0 && g_.code[std::size_t(w.value)].dtype == p.dtype &&
             g_.code[std::size_t(w.value)].inner);
-    // A block left out would leave what was there; rows may come 64 after 64.
+    // A matmul that does not accumulate must write all blocks. If it contracts more than 64 rows,
+    // it must accumulate, since a pass computes 64 rows at a time.
     require(p.adds || (!p.has_flags && (rows_ <= 64 || p.kind == TileProduct::Kind::over_columns)));
     const int number = int(g_.products.size());
     p.value = w.value;
@@ -494,15 +508,16 @@ class Finder {
     if (p.has_flags) nodes_.push_back({.at = p.at, .flags = number});
   }
 
-  // ---- the order ----
+  // ---- order of execution ----
   struct Node {
     int at = 0;
     const Step* step = nullptr;
     int flags = -1, product = -1, fold = -1, store = -1;
     std::set<int> reads = {}, writes = {};  // slots
-    std::set<int> folds = {};               // that it needs
+    std::set<int> folds = {};               // reductions that it depends on
     bool is_tile() const { return product >= 0 || fold >= 0; }
   };
+  // Adds the slots that a view accesses. Wide values are not in memory and are omitted.
   void touch(std::set<int>& to, const View& v) const {
     if (v.slot >= 0 && !wide_.count(root(v.slot))) to.insert(root(v.slot));
     for (auto& t : v.terms)
@@ -518,6 +533,7 @@ class Finder {
       touch(out, g_.code[std::size_t(instr)].view);
     return out;
   }
+  // Sets the slots that a node reads and writes, and the reductions that it depends on.
   void look_at(Node& n) {
     if (n.step)
       return each_access(*n.step, [&](const View& v, bool writes) {
@@ -546,7 +562,8 @@ class Finder {
     }
     if (n.product >= 0 && is_fold(g_.code[std::size_t(value)].code)) n.folds.insert(value);
   }
-  // Slots may share memory, one after the other; small ones do not here.
+  // Returns true if two slots may share memory. Slots of the body with at most small_bytes bytes
+  // have memory of their own.
   bool overlap(int x, int y) const {
     auto &a = program_.slot(x), &b = program_.slot(y);
     auto shares = [&](int slot) {
@@ -560,9 +577,10 @@ class Finder {
       return std::any_of(y.begin(), y.end(), [&](int j) { return overlap(i, j); });
     });
   }
+  // Returns true if the later node must run after n.
   bool waits_for(const Node& later, const Node& n) const {
     if (n.fold >= 0 && later.folds.count(n.fold)) return true;
-    if (n.flags >= 0 && later.is_tile()) {  // its products' flags are known
+    if (n.flags >= 0 && later.is_tile()) {  // the flags of its matmuls are read first
       const int value =
           later.product >= 0 ? g_.products[std::size_t(later.product)].value : later.fold;
       if (n.flags == later.product) return true;
@@ -572,7 +590,8 @@ class Finder {
     return meet(n.writes, later.reads) || meet(n.writes, later.writes) ||
            meet(n.reads, later.writes);
   }
-  // What is made again later must read then what it read at its place.
+  // Requires that an instruction reads the same values when it is recomputed at a later node as at
+  // its original step.
   void require_same_again(const Node& n) const {
     if (n.step || n.flags >= 0) return;
     const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value
@@ -583,8 +602,10 @@ class Finder {
         require(other.at <= g_.home[std::size_t(i)] || other.at >= n.at ||
                 !meet(other.writes, read_by(i)));
   }
-  // What else is begun in a pass with a maximum: folds and products that wait for that alone, and
-  // for what follows from it.
+  // Adds early reductions and matmuls to a pass that computes a maximum. They may depend on the
+  // maximum and on early reductions of the pass. `behind` marks the nodes that the pass completes.
+  // `begun` is the index of the action that starts a node; if the pass does not process all
+  // blocks that the node requires, a later pass completes it.
   void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind,
                   std::vector<int>& begun) {
     const SkippedBlock left_out(g_);
@@ -602,7 +623,7 @@ class Finder {
         if (n.product >= 0 && product(n).kind != TileProduct::Kind::over_columns) continue;
         const int value = n.fold >= 0 ? g_.code[std::size_t(n.fold)].args[0] : product(n).value;
         const auto known = scaled(g_, value, top, pending, n.product >= 0);
-        bool whole = true;  // are all blocks made that it wants?
+        bool whole = true;  // the pass processes all blocks that n requires
         if (!known || (shift >= 0 && shift != known->shift) || !may_begin(k, done, ready, begun))
           continue;
         if (n.fold >= 0 && !is_sum(n.fold, requested, left_out)) continue;
@@ -625,7 +646,8 @@ class Finder {
     return in.code == Code::reduce_sum && in.dtype == DType::f32 &&
            (requested.always || left_out.folds(g_, fold));
   }
-  // Does it wait for nothing but folds of this pass, and flags?
+  // Returns true if the node depends only on nodes that are done, on reductions of this pass and on
+  // flags. Flags need no check, since wants_all shows that they are set in each processed block.
   bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
                  const std::vector<int>& begun) const {
     auto& n = nodes_[k];
@@ -640,7 +662,8 @@ class Finder {
     }
     return true;
   }
-  // Does it want all blocks that are walked over? whole: and no others.
+  // Returns true if the node requires each block that the pass processes. Clears `whole` if it
+  // may also require other blocks.
   bool wants_all(const Node& n, const NeededBlocks& requested, bool& whole) const {
     const int value = n.fold >= 0 ? n.fold : product(n).value;
     std::set<int> flags;
@@ -661,7 +684,8 @@ class Finder {
     }
     return true;
   }
-  // Is each block of b made that is one of a? So it is if b's flags are a's, or more.
+  // Returns true if b computes each block that a computes. That holds if their flags are the same,
+  // or if a step computes the flags of b as (flags of a) | x.
   bool follows(const TileProduct& a, const TileProduct& b) const {
     auto same = [&](const View& v, std::int64_t step, const TileProduct& p) {
       return bare(rooted(v)) == bare(rooted(p.flag)) && step == p.flag_step;
@@ -674,7 +698,7 @@ class Finder {
       });
       return out;
     };
-    int writer = b.at - 1;  // which may write in a's place
+    int writer = b.at - 1;  // last step that writes b's flags; it may overwrite a's
     while (writer > a.at && !writes(writer, b)) --writer;
     for (int k = a.at + 1; k < writer; ++k)
       if (writes(k, a)) return false;
@@ -696,6 +720,9 @@ class Finder {
     v.slot = root(v.slot);
     return v;
   }
+  // Groups the nodes into actions. Steps and reads of flags run as soon as they are ready. If
+  // none is, one pass computes all reductions and matmuls that are ready. Early results that a pass
+  // left incomplete get a pass of their own.
   void order() {
     for (auto& n : nodes_) look_at(n);
     for (auto& n : nodes_) require_same_again(n);
@@ -705,7 +732,7 @@ class Finder {
         if (!done[j] && waits_for(nodes_[k], nodes_[j])) return false;
       return !done[k];
     };
-    std::vector<int> begun(nodes_.size(), -1);  // by which action
+    std::vector<int> begun(nodes_.size(), -1);  // index of the action that starts it
     for (bool more = true; more;) {
       more = false;
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
@@ -730,7 +757,7 @@ class Finder {
             pass.products.push_back(nodes_[k].product);
         }
       if (pass.remainder_of < 0) make_early(pass, done, behind, begun);
-      // a rest may be left out
+      // not in a pass that completes early results, since a kernel may skip that pass
       for (std::size_t k = 0; k < nodes_.size() && pass.remainder_of < 0; ++k)
         if (nodes_[k].store >= 0 && is_ready(k, behind)) {
           pass.stores.push_back(nodes_[k].store);

@@ -1,8 +1,17 @@
-// Scores, and what is made of them row by row, as tiles that lie in registers alone
-// (device/tile.h). Of the steps of a body, what is as wide as a row and lives among them is never
-// stored: whoever reads it makes it again, tile by tile, from the products and the instructions
-// that it comes from. What those who read it leave behind, folds of rows and products, is made in
-// passes over all columns, as few as their order allows.
+// Attention scores, and values computed from them row by row, as tiles in registers
+// (device/tile.h).
+//
+// In      the steps of a loop body.
+// Out     a TileGroup, whose actions run in place of the steps. A wide value has one element per
+//         row and column, and only steps of the body access it. It is never materialized: each
+//         reader recomputes it, tile by tile, from matmuls and elementwise instructions. Passes
+//         over all columns compute the results of the readers: row reductions and matmuls. There
+//         are as few passes as the dependencies allow.
+// Always  each pass reads the values that the original steps read.
+//
+// For example, the body of the forward pass of attention is s = q k^T, m = max(s),
+// p = exp(s - m), l = sum(p), o = (p / l) v. Here s, p and p / l are wide. One pass can compute m,
+// l and o (see Scaled).
 #pragma once
 #include <functional>
 #include <memory>
@@ -14,83 +23,107 @@
 
 namespace haliax::cuda {
 
-// lines x terms, strides in elements; of what loops over its blocks, the first
+// A matrix of lines x terms, with strides in elements. If a loop runs over blocks of the matrix,
+// the view is that of the first block.
 struct TileOperand {
   program::View view = {};
   std::int64_t line = 0, term = 0;
   friend bool operator==(const TileOperand&, const TileOperand&) = default;
 };
+// A matmul with a wide operand or result.
+// - makes         tile = x y^T, contracted over terms; `out` is the tile
+// - over_columns  out = tile y, contracted over the columns
+// - over_rows     out = tile^T x, contracted over the rows
 struct TileProduct {
   enum class Kind { makes, over_columns, over_rows } kind = Kind::makes;
-  TileOperand x = {};    // rows x terms; of products over columns: the tile
-  TileOperand y = {};    // columns x terms; of products over rows: the tile
-  TileOperand out = {};  // over columns: rows x terms; over rows: columns x terms
+  TileOperand x = {};    // rows x terms; over_columns: the tile
+  TileOperand y = {};    // columns x terms; over_rows: the tile
+  TileOperand out = {};  // over_columns: rows x terms; over_rows: columns x terms
   std::int64_t terms = 1;
-  DType dtype = DType::bf16;          // of both operands
-  bool adds = false, filled = false;  // filled: 0 where it is left out, else anything
-  int value = -1;                     // the instruction that it is, or that it multiplies
-  int at = 0;                         // among the steps
-  bool has_flags = false;             // of each block of columns: is it made?
+  DType dtype = DType::bf16;  // the dtype of both operands
+  // adds: accumulates into `out`; filled: skipped blocks are 0, otherwise they are undefined
+  bool adds = false, filled = false;
+  int value = -1;          // the instruction of the tile: the result (makes) or an operand
+  int at = 0;              // index of the first of its steps
+  bool has_flags = false;  // true: a flag per block of columns, false for skipped blocks
   program::View flag = {};
   std::int64_t flag_step = 0;
+  // Returns the number of terms, rounded up to the depth of mma.sync.
   int depth() const { return int((terms + 15) / 16 * 16); }
 };
+// One action of a group: a step, a read of flags, or a pass over the columns.
 struct TileAction {
-  const program::Step* step = nullptr;                      // as it is
-  int flags = -1;                                           // those of this product are read
-  std::vector<int> folds = {}, products = {}, stores = {};  // a pass makes these
-  // Folds and products that wait for a maximum which this pass makes, too: they are made with the
-  // maximum so far (Scaled).
+  const program::Step* step = nullptr;  // a step that runs unchanged
+  int flags = -1;                       // the matmul whose flags are read
+  // The results of a pass: reductions and stores (instructions), and matmuls (indices in
+  // TileGroup::products).
+  std::vector<int> folds = {}, products = {}, stores = {};
+  // `top` is a maximum that this pass computes. The early reductions and matmuls depend on it, and
+  // the same pass computes them from the running maximum (Scaled).
   int top = -1;
   std::vector<int> early_reductions = {}, early_products = {};
-  // what this action made early, where there are more blocks than it walked over
+  // The earlier action whose early results this pass completes, since it did not process all
+  // blocks of columns. Matmuls add the other blocks; reductions are computed again over all blocks.
   int remainder_of = -1;
   bool is_pass() const { return !step && flags < 0; }
   std::vector<int> all_folds() const { return joined(folds, early_reductions); }
   std::vector<int> all_products() const { return joined(products, early_products); }
-  std::set<int> pending() const;  // folds that are not known before the end of the pass
+  std::set<int> pending() const;  // reductions that are unknown until the pass ends
   static std::vector<int> joined(std::vector<int> a, const std::vector<int>& b) {
     a.insert(a.end(), b.begin(), b.end());
     return a;
   }
 };
-// All that is made of the columns of `rows` points, over one space: the dims of the rows, then
-// those of the columns.
+// All tile computations of a body, over one iteration space: the dims of the rows, then the dims of
+// the columns.
 struct TileGroup {
   program::Dims rows, columns;
-  std::int64_t width = 0;              // columns of a block that has a flag
-  std::vector<program::Instr> code;    // of all fused steps; args are those here
-  std::vector<program::Dims> strides;  // of a load, a store or an iota, along the space
-  // which product an instruction is, or -1; the step that it comes from
+  std::int64_t width = 0;              // columns per block that has a flag
+  std::vector<program::Instr> code;    // all instructions; args index this list
+  std::vector<program::Dims> strides;  // per load, store and iota, along the space
+  // per instruction: the matmul that computes it, or -1; the index of its original step
   std::vector<int> product_of, home;
   std::vector<TileProduct> products;
   std::vector<TileAction> actions;
-  std::set<int> unused;  // slots that are never in memory
+  std::set<int> unused;  // slots that are never materialized
 
-  std::set<int> sources(int instr) const;  // itself and what it is made of, as far back as folds
-  bool waits(int instr, const std::set<int>& folds) const;  // is it made of one of these?
-  std::int64_t fold_result_bytes() const;  // of shared memory, for the results of folds
+  // Returns this instruction and all instructions that it depends on. Reductions are in the result,
+  // their operands are not. For example, given m = max(s) and p = exp(s - m), the sources of p are
+  // p, s - m, s and m.
+  std::set<int> sources(int instr) const;
+  // Returns true if one of these reductions is among the sources of the instruction.
+  bool waits(int instr, const std::set<int>& folds) const;
+  // Returns the bytes of shared memory for the results of all reductions.
+  std::int64_t fold_result_bytes() const;
   std::int64_t fold_result_offset(int fold) const;
-  std::int64_t stage_bytes() const;            // of shared memory, that the largest pass takes
-  int first_of(const TileAction& pass) const;  // step that it makes something of
-  int registers() const;  // that a thread has for tiles, operands and sums, in the largest pass
+  // Returns the bytes of shared memory that the largest pass requires.
+  std::int64_t stage_bytes() const;
+  // Returns the index of the first step of which the pass computes a part.
+  int first_of(const TileAction& pass) const;
+  // Returns the registers per thread for tiles, operands and sums, in the largest pass.
+  int registers() const;
 };
 
-// What becomes of the instructions of a block that is left out. There a tile is 0 if it is filled,
-// else nothing that anybody may look at: who chooses between it and something else takes the other.
+// The instructions in a skipped block of columns. There the tile of a matmul is 0 if it is filled,
+// and undefined otherwise. No result may depend on an undefined value, so a select between it and
+// another value becomes the other value. The states of an instruction are
+// - unknown  undefined
+// - inner    one value per element
+// - row      one value per row
 struct SkippedBlock {
   enum class State { unknown, inner, row };
   std::vector<program::Instr> code;
   std::vector<State> states;
   explicit SkippedBlock(const TileGroup&);
-  // has it one value for a row, that can be folded any number of times?
+  // Returns true if the operand of the reduction has one value per row, and the reduction can
+  // include it for any number of columns without computing them.
   bool folds(const TileGroup&, int fold) const;
 
  private:
   State look(const TileGroup&, std::size_t);
 };
-// Blocks of columns that a pass walks over: those that one of these products does not leave out, or
-// all of them.
+// The blocks of columns that a pass processes: all blocks if `always`, otherwise each block that at
+// least one of the matmuls in `flags` computes.
 struct NeededBlocks {
   std::set<int> flags = {};
   bool always = false;
@@ -98,30 +131,38 @@ struct NeededBlocks {
 NeededBlocks needed_blocks(const TileGroup&, const SkippedBlock&, const std::vector<int>& folds,
                            const std::vector<int>& products);
 
-// A value that is linear in exp(x - shift), where shift is made of the maximum of x, is known up to
-// a factor as soon as anything is subtracted in its place. So sums of it may begin with the maximum
-// of the columns so far, and are scaled when that grows.
+// A value that is linear in exp(x - shift), where shift is computed from the maximum of x. With
+// another shift, the value changes by a factor: exp(x - a) = exp(x - b) * exp(b - a). A sum can
+// therefore start with the maximum of the columns so far, and is rescaled when the maximum grows,
+// as in online softmax.
 struct Scaled {
-  int shift = -1;  // a value of a row, without casts that change nothing
-  // values of rows, yet unknown, that it is multiplied with; true: divided by
+  int shift = -1;  // an instruction with one value per row, without lossless casts
+  // row values, unknown until the pass ends, by which it is multiplied (true: divided)
   std::vector<std::pair<int, bool>> factors = {};
 };
-// top: the maximum; pending: it and other folds that are not known yet; may_round: to narrow
-// floats, before it is scaled. So are values that are multiplied, by as much as they would be
-// behind it. Sums of what others see rounded are to be sums of that.
+// Returns the scaled form of a value, or nullopt if it has another form.
+// - top        the maximum.
+// - pending    `top` and other reductions that are unknown until the pass ends.
+// - may_round  accepts values that are rounded to 16-bit floats. They are then rounded before the
+//              scaling, with the same relative error. This holds for operands of matmuls. A
+//              reduction must instead add the rounded values that other readers use.
 std::optional<Scaled> scaled(const TileGroup&, int value, int top, const std::set<int>& pending,
                              bool may_round);
-// h, if this instruction is h times (or by) such a factor.
+// Returns h if the instruction multiplies h by a row value that depends on `pending`, or divides h
+// by it; otherwise -1.
 int without_factor(const TileGroup&, int instr, const std::set<int>& pending);
 
 inline bool is_16_bit(DType d) { return d == DType::bf16 || d == DType::f16; }
-// What else lives among the steps lies in memory of its own, if it takes no more than this.
+// The largest size, in bytes, of a value of the body that has memory of its own. Larger values may
+// share memory.
 inline constexpr std::int64_t small_bytes = 32 << 10;
-// is_own: does this slot (an own one, not an alias) live among the steps? Nothing: they are made
-// one by one.
+// Finds the tile group of the steps of a body. is_own returns true for a slot (no alias) that only
+// these steps access. Returns nullptr if the steps do not fit; they then run one by one.
 std::unique_ptr<TileGroup> tile_group(const std::vector<program::Step>&, const program::Program&,
                                       const std::function<bool(int)>& is_own);
-// The text of a pass, or that gives a product's flags to the variable `flagsN`.
+// Returns the kernel source of a pass, or of an action that reads the flags of matmul N into the
+// variable `flagsN`. The results of reductions begin at the last argument, in bytes of shared
+// memory.
 std::string tile_source(const TileGroup&, const TileAction&, NestContext&, std::int64_t kept_start);
 
 }  // namespace haliax::cuda

@@ -1,5 +1,5 @@
-// What is planned so far: where a value is made, which versions of it there are, and what another
-// one would cost.
+// Queries of the plan so far: the body in which a value is computed, its versions, and the cost of
+// a further version.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -41,7 +41,8 @@ MeshAxes Planned::own_turns(int n) const {
   }
   return {};
 }
-// Of operand k: what a loop walks is cut as its turns are.
+// Returns the sharding that the node needs of operand k. A slice at the index of a loop with shared
+// iterations needs the sliced axis sharded along the mesh axes that share them.
 Sharding Planned::needed(int n, std::size_t k, const Sharding& work) const {
   auto need = rules::operand_sharding(node(n), k, work, mesh_);
   if (auto turns = own_turns(n); k == 0 && !turns.empty())
@@ -72,7 +73,8 @@ int Planned::decided(int n) const {
   int of = whole_.at(n).expansion_of;
   return of >= 0 && node(of).op == node(n).op && chosen(of, kMoved) ? kMoved : kUsual;
 }
-// A slice that a loop takes of a weight each turn: is the weight gathered as a whole, before?
+// n is the slice of an array that an iteration reads. Returns true if the array is a weight that is
+// gathered in full before the loop.
 bool Planned::gathers_ahead(int n) const {
   return whole_.at(operand(n, 0)).of_inputs && !options_.regather;
 }
@@ -91,8 +93,9 @@ Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {
   }
   if (best.version >= 0 && best.cost == 0) return best;
   auto& me = node(n);
-  // A weight that is rematerialised is what it was before, if that is there anyway: kept, or
-  // gathered ahead of the loop.
+  // A barrier delays the rematerialization of its operand and does not change the value. If the
+  // operand is a weight, the weight is reused if it is available anyway: it stays resident, or it
+  // is gathered before the loop.
   bool kept = me.op == &prim::kBarrier && whole_.is_weight(n) &&
               (!options_.regather || body_of(n) != body_of(operand(n, 0)));
   bool view = kept || rules::is_free_to_recompute(me) ||

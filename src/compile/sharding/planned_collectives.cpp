@@ -49,7 +49,7 @@ struct CollectiveLister {
     auto& names = gradient[std::size_t(n)];
     auto of = names.empty() ? std::string_view() : names[0].text();
     if (auto field = of.rfind('.'); field != of.npos) return Name(of.substr(0, field));
-    // The module of an input is its own path, not a module.
+    // The origin of an input contains its own path instead of a module.
     return node(n).op == &prim::kInput ? Name() : whole.user_op(n).origin.module;
   }
   bool after(int n) const { return gather_reasons.purposes.in_backward(whole.user_op(n)); }

@@ -1,5 +1,5 @@
-// Planning: each op in turn. Every version of a value is kept, and what is needed is made from the
-// cheapest.
+// Plans one op after the other. All versions of a value are retained, and a further version is
+// resharded from the cheapest one.
 #include "compile/sharding/planner.h"
 
 #include <algorithm>
@@ -13,10 +13,10 @@ namespace haliax::partitioning {
 
 namespace {
 
-// the longest chain of ops that is left for each reader to make (Planning::lazy)
+// length of the longest chain of ops that each reader computes for itself (Planning::lazy)
 constexpr int kDeep = 64;
 
-struct Causing {  // for the length of a scope
+struct Causing {  // sets the cause of new versions during a scope
   int &cause, outer;
   Causing(int& at, int n) : cause(at), outer(at) { cause = n; }
   ~Causing() { cause = outer; }
@@ -82,7 +82,8 @@ int Planner::version_generated(int n, const Sharding& need) {
   versions(n).push_back(s);
   return s;
 }
-// Does the constraint n ask for what that takes? What a reader needs less cut, the reader asks for.
+// Returns true if n is a sharding constraint, and `need` is sharded at least as the constraint
+// requires. A reader that needs an axis less sharded is itself the cause of the communication.
 bool Planner::asks_for(int n, const Sharding& need) const {
   if (node(n).op != &prim::kShardingConstraint) return false;
   auto pin = pins_.find(n);
@@ -114,10 +115,12 @@ int Planner::made_now(int n, const Sharding& need) {
   versions(n).push_back(created);
   return created;
 }
-// Of what is left to be made where it is read.
+// Returns a version that is resharded to `need` without communication. n is lazy: each reader
+// computes it from replicated operands, in the sharding that it needs.
 int Planner::obtain_lazy(int n, const Sharding& need) {
   for (int v : versions(n)) {
-    // of what is there, by slices alone; else it need not be there at all
+    // A replicated version of a reduction or scatter is reused if slices of it suffice. Other ops
+    // are computed again per sharding, so that no replicated version has to be materialized.
     bool sends_nothing = !rules::computable_anywhere(node(n));
     for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need))
       sends_nothing &= h.bytes == 0;
@@ -174,11 +177,11 @@ void Planner::compute(int n, bool asked_for) {
   }
   Causing because(cause_, n);
   now_.at(n).done = true;
-  auto in = whole_.at(n).in;  // a copy: the whole may grow
+  auto in = whole_.at(n).in;  // a copy, since the graph may grow
   for (int x : in)
     if (x >= 0) compute(x);
   if (me.op == &prim::kShardingConstraint) {
-    pin(n);  // nothing moves before somebody reads it, who may want it otherwise
+    pin(n);  // communicates nothing yet, since a reader may need another sharding
   } else if (me.op == &kLoop) {
     loop(n);
   } else if (is_loop_result(me)) {
@@ -186,7 +189,7 @@ void Planner::compute(int n, bool asked_for) {
   } else if (me.op->kind == Kind::leaf) {
     versions(n) = {add({.kind = Version::Kind::given, .node = n})};
   } else if (visit(n)) {
-    // What a device has of it comes round.
+    // The device receives its block of the ring.
   } else if (auto other = otherwise(n)) {
     plan_instead(n, other);
   } else {
@@ -203,7 +206,7 @@ void Planner::plan_instead(int n, const NodePtr& other) {
   const int before = int(whole_.values.size()), k = whole_.id(other),
             end = int(whole_.values.size());
   auto& wished = whole_.at(k).preferred = wish(n);
-  // What is placed in an array is made as the array lies.
+  // Updates of an array are computed in the sharding of the array.
   if (wished.dims.empty() && rules::writes_into(node(n))) wished.dims = first(operand(n, 0)).dims;
   for (int i = end; i-- > before;) whole_.propagate_preferred(i, before);
   fit_tables();
@@ -212,8 +215,9 @@ void Planner::plan_instead(int n, const NodePtr& other) {
   compute(k);
   now_.at(n).instead = k;
 }
-// A narrow sum that would be pending so, made wider and rounded once it is no longer pending; null:
-// it stays as it is.
+// Returns a low-precision partial sum as a sum in a wider dtype, which is rounded after the
+// reduction over devices. Null: the result is no such sum. For example, given a bf16 contraction
+// that is partial, and reduce_dtype f32, returns cast(f32 contraction, bf16).
 NodePtr Planner::in_wider_sums(int n, const Sharding& created) {
   auto& me = ptr(n);
   if (!options_.reduce_dtype || !is_float(me->dtype) ||
@@ -226,8 +230,9 @@ NodePtr Planner::in_wider_sums(int n, const Sharding& created) {
   auto wide = widened(me);
   return wide->op == me->op ? prim::cast(wide, me->dtype) : nullptr;
 }
-// What would be written elsewhere than its base lies is put together by itself, so that the base
-// stays; null: it is not so.
+// If updates are computed in another sharding than their base array has, returns the base combined
+// with updates of an identity array, so that the base is not communicated. Null: not the case. For
+// example, given scatter_add(base, ids, updates), returns base + scatter_add(0, ids, updates).
 NodePtr Planner::apart_from_base(int n, const Sharding& created) {
   auto& me = node(n);
   auto monoid = me.op->accumulates ? me.op->accumulates(me) : std::nullopt;
@@ -240,8 +245,8 @@ NodePtr Planner::apart_from_base(int n, const Sharding& created) {
   return prim::map(prim::pairwise(*monoid), {me.in[0], prim::rebuilt(me, in, me.axes)}, me.dtype,
                    &me.axes);
 }
-// Of what is whole, what is cheaply made is made where it is read, in the sharding that is wanted
-// there.
+// Returns true, and marks n as lazy, if all of its operands are replicated and each reader can
+// compute it in the sharding that it needs.
 bool Planner::leave_to_readers(int n) {
   auto& me = node(n);
   if (!rules::computable_anywhere(me) && me.op->kind != Kind::reduce && !rules::writes_into(me))
@@ -255,8 +260,9 @@ bool Planner::leave_to_readers(int n) {
   if (deep < kDeep) now_.at(n).lazy = char(deep + 1);
   return deep < kDeep;
 }
-// What is pending in each operand and stays so. The rest lands somewhere, which cuts more of the
-// points: then all is decided anew.
+// Returns the partial sums of each operand that stay partial through the op. All other partial sums
+// are reduced first. A reduce-scatter may shard a further axis of the iteration space (`work`). All
+// decisions depend on `work`, so they are repeated until it no longer changes.
 Planner::Pending Planner::ride_or_land(int n, Sharding& work) {
   auto& me = node(n);
   Pending keep;
@@ -318,7 +324,7 @@ void Planner::compute_op(int n) {
 void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const Sharding& kept,
                          const Sharding& created) {
   auto& me = node(n);
-  const auto in = whole_.at(n).in;  // a copy: the whole may grow
+  const auto in = whole_.at(n).in;  // a copy, since the graph may grow
   Version s{.kind = Version::Kind::compute,
             .node = n,
             .at = created,
@@ -335,7 +341,7 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
     auto need = needed(n, k, work);
     for (auto& [x, m] : keep[k]) need.add_partial(x, m);
     if (rules::jointly_partial(me) && linear_in(me, k) != Linear::no) need.partial = kept.partial;
-    if (rules::writes_into(me) && k == 0) need.partial = created.partial;  // the base counts once
+    if (rules::writes_into(me) && k == 0) need.partial = created.partial;  // adds the base once
     if (Sharding left; rules::work_sharding(me, k, first(in[k]), mesh_, &left), !left.dims.empty())
       move_base(in[k], need.without_partial());
     s.in.push_back(obtain(in[k], need));

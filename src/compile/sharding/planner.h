@@ -1,9 +1,11 @@
-// What the passes plan, residuals, regather, ring and bucket work on. A plan says, for all devices
-// alike, which versions of each value there are (whole, cut, pending), which is made of which, and
-// what is sent; `emit` makes one device's graph of it.
+// The data structures of the passes plan, residuals, regather, ring and bucket. A plan is the same
+// for all devices. It lists the versions of each value (replicated, sharded or partial), the
+// versions that each version reads, and the collectives. `emit` builds the graph of one device from
+// the plan.
 //
-// Always: in the list of its body, or of one around it, what a version reads comes before it; a
-// plan cuts, and leaves pending, only what the rules allow (verify.cpp).
+// Always  the versions that a version reads precede it, in the list of its own body or of an
+//         enclosing body. A plan shards a value, or leaves it partial, only if the rules allow it
+//         (verify.cpp).
 #pragma once
 #include <functional>
 #include <map>
@@ -18,36 +20,37 @@
 
 namespace haliax::partitioning {
 
-// One version of the value of one node.
+// One version of the value of one node. For example, a sharded weight and the gathered weight are
+// two versions of one node.
 struct Version {
   enum class Kind : std::uint8_t {
     given,     // an input, or an array that the graph captured
-    carry,     // what a loop carries
-    generate,  // of numbers and positions: made in place, in any sharding
+    carry,     // the value that an iteration receives from the iteration before
+    generate,  // computed from scalars and positions alone, locally and in any sharding
     compute,
-    // positions moved along an axis, by an exchange or (bytes 0) by slices of what each device has
+    // positions move along an axis, by send and receive, or by local slices (bytes 0)
     shift,
-    // an axis in parts, or parts in an axis, whose blocks do not lie in one another: an exchange
+    // an axis is split or flattened, and the blocks before and after do not match: an all-to-all
     regroup,
     reshard,
-    ring_receive,  // in a loop that goes round: the block of the device whose turn this is
-    ring_return,   // what such a turn made of a block, sent back to the device that has the block
+    ring_receive,  // in a ring loop: the block of this iteration, from another device
+    ring_return,   // in a ring loop: partial sums for a block, sent to its device
     loop,
-    result,  // of a loop
+    result,  // a result of a loop
   } kind = Kind::given;
   int node = -1, body = 0;
   Sharding at = {};
   std::vector<int> in = {};  // versions, one for each operand (-1: none)
   ReshardStep reshard_step = {};
-  std::vector<CopyBox> copy_boxes = {};  // shift, regroup: `array` says which of `in`
-  bool local_iterations = false;         // compute: a slice that counts the turns of this device
-  int loop = -1;                         // loop, result, carry: which of the plan's loops
-  std::size_t result = 0;                // result, carry: which of the loop's
+  std::vector<CopyBox> copy_boxes = {};  // shift, regroup: `array` is an index into `in`
+  bool local_iterations = false;         // compute: a slice at the device's own iteration
+  int loop = -1;                         // loop, result, carry: index into Plan::loops
+  std::size_t result = 0;                // result, carry: index into Loop::results
   bool live = false;
-  int bucket = -1;  // versions with one bucket are one call
-  // a gather: the contraction that takes its blocks one by one, so that it is never made
+  int bucket = -1;  // versions with the same bucket share one collective
+  // a gather: the contraction that reads its blocks one by one, so it is never materialized
   int ring = -1;
-  int cause = -1;  // the node that it is made for; -1: a result
+  int cause = -1;  // the node that requires the version; -1: a result
   bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
   bool in_ring_loop() const { return kind == Kind::ring_receive || kind == Kind::ring_return; }
   bool sums() const {
@@ -62,22 +65,24 @@ struct Version {
            ((moves() || in_ring_loop()) && reshard_step.bytes > 0);
   }
 };
-struct Body {  // the top, or a body of a loop
+struct Body {  // the top level, or a body of a loop
   int parent = -1, loop = -1;
-  std::size_t number = 0;          // of the loop's bodies
-  double iterations = 1;           // of all loops around it
-  std::vector<int> versions = {};  // what is made here, in order
+  std::size_t number = 0;          // index of the body in its loop
+  double iterations = 1;           // number of executions per device, over all enclosing loops
+  std::vector<int> versions = {};  // in execution order
 };
 struct LoopPlan {
   int node = -1;
-  std::vector<int> bodies = {};  // of each body
-  MeshAxes shared_by =
-      {};  // mesh axes that share the turns: each device walks its own block of them
-  // or the one whose blocks go round: each device makes all turns, from its own on
+  std::vector<int> bodies = {};  // index into Plan::bodies, per body of the loop
+  // Mesh axes whose devices share the iterations: each device runs its own block of them.
+  MeshAxes shared_by = {};
+  // The mesh axis around which the blocks rotate: each device runs all iterations and starts with
+  // its own block. Either this or `shared_by` is empty.
   MeshAxes ring_axes = {};
-  std::vector<Sharding> inside = {}, at = {};  // of each result, in a turn and after the last
-  std::vector<std::vector<int>> value = {};    // [result][body]: versions
-  std::vector<std::vector<int>> carry = {};    // likewise, the placeholders
+  // sharding of each result, in an iteration and after the loop
+  std::vector<Sharding> inside = {}, at = {};
+  std::vector<std::vector<int>> value = {};  // [result][body]: versions
+  std::vector<std::vector<int>> carry = {};  // [result][body]: placeholders of the carried values
   std::vector<int> start = {};
 };
 struct Plan {
@@ -85,7 +90,8 @@ struct Plan {
   std::vector<Body> bodies;
   std::vector<LoopPlan> loops;
   std::vector<int> roots;
-  double bytes = 0, points = 0;  // sent; points of ops computed; both per device
+  // Per device: bytes communicated, and elements of iteration spaces computed.
+  double bytes = 0, points = 0;
 
   Version& version(int k) { return versions[std::size_t(k)]; }
   const Version& version(int k) const { return versions[std::size_t(k)]; }
@@ -93,26 +99,27 @@ struct Plan {
   Body& body(int k) { return bodies[std::size_t(k)]; }
   const LoopPlan& loop(int k) const { return loops[std::size_t(k)]; }
   LoopPlan& loop(int k) { return loops[std::size_t(k)]; }
-  // of other versions than loops: none
+  // bodies of a loop; empty for other kinds of versions
   const std::vector<int>& bodies_of(const Version& v) const {
     static const std::vector<int> none;
     return v.kind == Version::Kind::loop ? loop(v.loop).bodies : none;
   }
 };
 
-// The versions that read each version, and -1 for each time that it is a result or a value of a
-// loop.
+// Returns the versions that read each version. An entry -1 stands for a use as a result, or as the
+// value of a loop.
 std::vector<std::vector<int>> readers_of(const Plan&);
 
 struct GlobalGraph;
-// Of the body of a loop that goes round: does it stand under masks, and make no other call? Then
-// each of its calls says on which devices it is needed. (rounds.cpp)
+// Returns true if iterations of this ring loop body may be skipped: it reads masks, and contains no
+// collective outside of its own ring steps (ring_attention.cpp).
 bool may_skip(const Plan&, const GlobalGraph&, int body);
 
-// The graph of the whole, and what is known of it before anything is cut. Grows when an op is said
-// in terms of others. (whole.cpp)
+// The unsharded graph, with the facts about it that do not depend on a plan. It grows when an op is
+// expanded into other ops (global_graph.cpp).
 struct GlobalGraph {
-  // the top, or a body: its nodes, inputs first, and who reads them there (-1: what comes out)
+  // The top level or a body: its nodes, operands first, and their readers there. Reader -1: the
+  // value is a result of the level.
   struct Level {
     std::vector<int> order;
     std::unordered_map<int, std::vector<int>> users;
@@ -120,13 +127,13 @@ struct GlobalGraph {
   struct GlobalValue {
     NodePtr node;
     std::vector<int> in = {};  // operands; -1: none
-    bool generated = false;    // made of numbers and positions: anywhere, at no traffic
-    // an input of any kind, or made of inputs alone by views and point by point
+    bool generated = false;    // computed from scalars and positions, locally in any sharding
+    // an input of any kind, or computed from inputs alone by views and elementwise ops
     bool of_inputs = false;
-    // made of what these loops carry, by their first indices
+    // the loops on whose carries the value depends; a loop is identified by its first index
     std::vector<const Node*> carried = {};
-    int expansion_of = -1;  // which op it helps to say in terms of others; -1: it is the user's own
-    Sharding preferred = {};  // what later readers will want it cut by
+    int expansion_of = -1;    // the op that it helps to expand; -1: an op of the user
+    Sharding preferred = {};  // sharding that later readers prefer
   };
   std::vector<GlobalValue> values;
   std::vector<int> roots;
@@ -138,23 +145,24 @@ struct GlobalGraph {
   const GlobalValue& at(int n) const { return values[std::size_t(n)]; }
   const NodePtr& ptr(int n) const { return at(n).node; }
   const Node& node(int n) const { return *ptr(n); }
-  int find(const Node* n) const;      // -1: not here
-  const Node& user_op(int n) const {  // the op of the user's that it helps to make
+  int find(const Node* n) const;      // -1: not in this graph
+  const Node& user_op(int n) const {  // the user's op that it is, or helps to expand
     while (at(n).expansion_of >= 0) n = at(n).expansion_of;
     return node(n);
   }
   bool is_weight(int n) const { return at(n).of_inputs && is_float(node(n).dtype); }
-  // that it is, or that it is made of (of_inputs); null: it is something else
+  // Returns the input that it is, or one that it is computed from (of_inputs). Null: there is none.
   const Node* input(int n) const;
-  double bytes(int n, const Sharding& at) const {  // on one device
+  double bytes(int n, const Sharding& at) const {  // bytes on one device
     return local_size(node(n).axes, at, mesh) * bytes_of(node(n).dtype);
   }
-  const Level& level(int loop, std::size_t body);  // loop -1: the top
-  // Does it change from turn to turn of this body? So does what a loop inside of it carries, if
-  // that loop does.
+  const Level& level(int loop, std::size_t body);  // loop -1: the top level
+  // Returns true if the node changes between iterations of this body. A value that an inner loop
+  // carries changes if the inner loop does.
   bool changes_in(const Node&, const Loop&, std::size_t body) const;
-  bool is_guarded(int loop) const;  // has it a flag without which there is no turn?
-  // hands n's wish to its operands, those numbered `least` or later
+  // Returns true if the loop has a flag, and runs no iteration if the flag is false.
+  bool is_guarded(int loop) const;
+  // Propagates the preferred sharding of n to its operands with ids of at least `least`.
   void propagate_preferred(int n, int least = 0);
 
  private:
@@ -166,53 +174,66 @@ struct GlobalGraph {
 };
 
 using prim::kNegligibleBytes;
-// bytes on one device: waiting for more would keep too much live
+// Bytes per device in one bucket. Larger buckets would keep too many arrays live while they wait.
 constexpr double kBucket = 32 << 20;
 
-// What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it
-// comes by an axis that it needs whole and that is cut; what stays pending; which version of a
-// value a loop stacks.
-constexpr int kWish = -2, kUsual = -1;  // else the number of an operand
-// gathered: no blocks, no exchange; the cut moves to another axis, however small
+// Decisions that differ from the default, to communicate fewer bytes:
+//
+// - the operand whose sharding an op follows first
+// - how an op gets a sharded axis that it requires in full
+// - which sums stay partial
+// - in which sharding a loop stacks a value
+//
+// `follow` maps a node to one of the constants below or to the number of an operand. kWish: the
+// preferred sharding has priority. kUsual: the default order, see Planned::work_of.
+constexpr int kWish = -2, kUsual = -1;  // an operand has a number >= 0
+// kWhole: the axis is all-gathered; the op does not run by blocks and uses no all-to-all. kMoved:
+// the mesh axes move to another axis of the operand, even if the array is small.
 constexpr int kWhole = -3, kMoved = -4;
-// a pending sum rides through `place`, which makes it larger: other terms are as large
+// A partial sum stays partial through an op that enlarges it, such as `place`. This pays if it is
+// then added to partial sums of that size.
 constexpr int kRides = -5;
 struct Choices {
-  std::map<int, int> follow;
+  std::map<int, int> follow;  // by node
+  // by loop and result
   std::map<std::pair<int, std::size_t>, Sharding> stack;
 };
 
-// What is planned so far, and questions about it; no question changes anything. (planned.cpp)
+// The plan so far, with queries that do not change it (planned.cpp).
 class Planned {
  protected:
   Planned(GlobalGraph&, const PartitionOptions&);
 
-  struct Draft {  // all that a second attempt starts from again
+  struct Draft {  // the state that a further attempt restores
     Plan plan;
-    struct Planning {                  // of a node
-      std::vector<int> versions = {};  // the first is the one that was computed
-      char lazy = 0;      // 0, or how many ops deep what each reader makes for itself is
+    struct Planning {                  // planning state of a node
+      std::vector<int> versions = {};  // the first version is the computed one
+      char lazy = 0;      // > 0: each reader computes the node; depth of its chain of such ops
       bool done = false;  // planned
-      int instead = -1;   // what is planned in its place
+      int instead = -1;   // the node that replaces it; -1: none
     };
     std::vector<Planning> nodes;
+    // (node, alternative entry of `Choices::follow`)
     std::vector<std::pair<int, int>> contested;
     Planning& at(int n) { return nodes[std::size_t(n)]; }
     const Planning& at(int n) const { return nodes[std::size_t(n)]; }
   };
-  struct OpenBody {
+  struct OpenBody {  // a body that is being planned
     int loop;
     std::size_t number;
     int body;
     MeshAxes shared_by = {}, round = {};
   };
+  // The cheapest source of a value in a given sharding: a version to reshard, or the operands if
+  // `remake`. Cost in bytes, length in reshard steps.
   struct Offer {
     double cost = 0;
     int version = -1;
     bool remake = false;
     std::size_t length = 0;
   };
-  enum class Rides : std::uint8_t { no, yes, larger };  // larger: what is pending would grow
+  // Whether a sum may stay partial through an op. larger: yes, but the partial value would grow.
+  enum class Rides : std::uint8_t { no, yes, larger };
 
   const Node& node(int n) const { return whole_.node(n); }
   const NodePtr& ptr(int n) const { return whole_.ptr(n); }
@@ -224,24 +245,27 @@ class Planned {
   bool lazy(int n) const { return now_.at(n).lazy; }
   bool done(int n) const { return now_.at(n).done; }
   int instead(int n) const { return now_.at(n).instead; }
-  bool chosen(int n, int way) const;  // over what is usual
-  // whose cuts an op follows; kMoved also where it helps to make such an op of its kind
+  bool chosen(int n, int way) const;  // instead of the default
+  // Returns the entry of `Choices::follow`, or kUsual. kMoved also holds for a node of the same op
+  // in the expansion of the op.
   int decided(int n) const;
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int body_of(int n) const;
   double turns_of(int n) const { return now_.plan.body(body_of(n)).iterations; }
-  // Mesh axes that share the turns of the loops around: they cut nothing inside. Nor, in a loop
-  // whose turns a flag decides about, what is the same in all turns: devices with other turns may
-  // have another flag.
+  // Returns the mesh axes that must not shard the node. Their devices share the iterations of an
+  // enclosing loop in which the node changes. Inside a guarded loop, the mesh axes that are blocked
+  // for the loop are also blocked for values that do not change: devices in other iterations may
+  // have another flag, and skip the loop.
   MeshAxes taken(const Node&) const;
-  MeshAxes own_turns(int n) const;  // those of the loop whose turns this slice counts
+  // Returns the mesh axes that share the iterations of the loop whose index the slice reads.
+  MeshAxes own_turns(int n) const;
   Sharding needed(int n, std::size_t k, const Sharding& work) const;
   const std::vector<int>& users(int n) const;
-  const Sharding& first(int n) const;  // as it was computed, or as a constraint says
+  const Sharding& first(int n) const;  // as it was computed, or as its constraint requires
   Offer offer(int n, const Sharding& need, int depth = 0) const;
   bool gathers_ahead(int n) const;
 
-  // ---- how an op may be cut (cuts.cpp) ----
+  // ---- how an op may be sharded (cuts.cpp) ----
   Sharding work_of(int n, int follow) const;
   std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow) const;
   void assign(const Node&, Sharding& work, Name, const MeshAxes&) const;
@@ -249,9 +273,10 @@ class Planned {
   void cut_rows(int n, Sharding& work) const;
   Rides rides(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
   std::pair<Name, MeshAxes> landing(int n, int x) const;
-  int awaited(int n) const;          // whose cut says whether n is put off; -1: it is not
-  bool waits_to_shift(int x) const;  // a slice that is put off
-  // `awaited` is planned: will others read through n rather than read it?
+  // Returns the node whose sharding determines whether n is deferred to its readers. -1: n is not.
+  int awaited(int n) const;
+  bool waits_to_shift(int x) const;  // a deferred slice
+  // Returns true if the readers of n read its operand instead. `awaited` must be planned.
   bool put_off(int n) const;
   int blocks_along(const Node& op, Name axis, std::int64_t least = 0) const;
   bool goes_by_blocks(const Node& op, Name axis, std::int64_t least = 0) const;
@@ -264,70 +289,74 @@ class Planned {
   MeshAxes shared_turns(int loop) const;
   MeshAxes ring_axes_of(int loop) const;  // ring_attention.cpp
   Sharding kept(int n, const LoopResult&) const;
-  Sharding resolved(int n) const;  // nothing pending, where it is wanted
+  // Returns the sharding after partial sums are reduced, scattered along preferred axes if
+  // possible.
+  Sharding resolved(int n) const;
 
-  GlobalGraph& whole_;  // grows when an op is said in terms of others, and remembers its levels
+  GlobalGraph& whole_;  // grows with expansions, caches its levels
   const Mesh& mesh_;
   const PartitionOptions& options_;
   const Choices* choices_ = nullptr;
-  std::map<int, Sharding> pins_;  // of constraints that are planned
+  std::map<int, Sharding> pins_;  // shardings of the planned constraints
   Draft now_;
   std::vector<OpenBody> open_;  // the bodies that are being planned, outermost first
 };
 
-// What a run has planned, and what may pay to decide otherwise: whose cuts a node follows, how a
-// result of a loop is stacked.
+// The plan of one run, and the alternatives that may communicate less: for a node, the sharding
+// that it follows, and for a result of a loop, the sharding in which it is stacked.
 struct Run {
   Plan plan;
   std::vector<std::pair<int, int>> contested;
   std::map<std::pair<int, std::size_t>, Sharding> stacks;
 };
 
-// The plan in the making: each op in turn. (planner.cpp)
+// Builds a plan, op by op, operands first (planner.cpp).
 class Planner : Planned {
  public:
   Planner(GlobalGraph&, const PartitionOptions&, const std::vector<PartitionInput>&,
           const std::vector<Sharding>& requested);
-  Run run(const Choices&, bool contest);  // contest: say what may be decided otherwise
+  Run run(const Choices&, bool contest);  // contest: report alternatives as well
 
  private:
   Version& version(int s) { return now_.plan.version(s); }
   std::vector<int>& versions(int n) { return now_.at(n).versions; }
   using Planned::version, Planned::versions;
-  void fit_tables();                              // after the whole has grown
-  int add(Version);                               // to the body that its node varies with
-  void put_first(int n, Version, double points);  // as it was computed
+  void fit_tables();                              // after the graph has grown
+  int add(Version);                               // to the innermost body that its node varies in
+  void put_first(int n, Version, double points);  // as the computed version
   void contest(int n, int way);
-  int obtain(int n, Sharding need);  // the version that is so
+  // Returns a version with this sharding, and plans the cheapest steps to it if there is none.
+  int obtain(int n, Sharding need);
   int obtain_lazy(int n, const Sharding& need);
-  bool asks_for(int n, const Sharding& need) const;  // n, as a constraint
-  // of operands that are whole, or seen through a view
+  bool asks_for(int n, const Sharding& need) const;  // n is a constraint that requires it
+  // Computes n in this sharding from its operands, for views and for ops of replicated operands.
   int made_now(int n, const Sharding& need);
   int version_generated(int n, const Sharding& need);
 
   // ---- ops ----
+  // asked_for: a reader requires it, so it is not deferred.
   void compute(int n, bool asked_for = false);
   void compute_op(int n);
   void pin(int n);
   bool leave_to_readers(int n);
-  using Pending = std::vector<std::vector<std::pair<int, Monoid>>>;  // of each operand
+  using Pending = std::vector<std::vector<std::pair<int, Monoid>>>;  // per operand
   Pending ride_or_land(int n, Sharding& work);
   void compute_at(int n, const Sharding& work, const Pending&, const Sharding& kept,
                   const Sharding& created);
   void contest_cuts(int n, const Sharding& usual);
-  void plan_instead(int n, const NodePtr& other);  // is planned in its place
+  void plan_instead(int n, const NodePtr& other);  // plans `other`, which replaces n
   NodePtr in_wider_sums(int n, const Sharding& pending);
   NodePtr apart_from_base(int n, const Sharding& created);
 
-  // ---- along an axis that is cut (planner_axes.cpp) ----
-  // in terms of other ops, where an axis that it needs whole is cut; null: no
+  // ---- along a sharded axis (planner_axes.cpp) ----
+  // Returns the expansion of n if an axis that it requires in full is sharded. Null: no expansion.
   NodePtr otherwise(int n);
   void shift(int n, const Sharding& work);
   bool regroup(int n, const Sharding& work, const Sharding& keep);
   void move_base(int x, const Sharding& need);
   void rematerialise(int n, int base, const Sharding& need);
 
-  // ---- loops that go round (rounds.cpp) ----
+  // ---- ring loops (ring_attention.cpp) ----
   struct LoopAttempt;
   bool visit(int n);
   int sent_back(const LoopAttempt&, int n, const Sharding& at);
@@ -345,54 +374,60 @@ class Planner : Planned {
   const std::vector<Sharding>& requested_;
   bool contests_ = false;
   std::map<std::pair<int, std::size_t>, Sharding> stacks_;
-  // what the carries of each loop came to, for the next run
+  // final shardings of the carries of each loop, with which the next run starts
   std::map<int, std::vector<Sharding>> carried_;
-  int cause_ = -1;  // what is being made
+  int cause_ = -1;  // Version::cause of new versions
 };
-// One go at a loop. What its carries come to is known when its bodies are planned; if that is more
-// than they started with, again.
+// One attempt to plan a loop. The shardings of its carries follow from its bodies. If they differ
+// from the shardings that the attempt assumed, another attempt starts with the new shardings.
 struct Planner::LoopAttempt {
-  int n;  // the node
+  int n;  // the loop node
   const Loop& l;
-  int loop;          // of the plan
-  MeshAxes blocked;  // mesh axes that share turns: they cut nothing inside
-  bool last;         // the carries stay as they are
+  int loop;          // index into Plan::loops
+  MeshAxes blocked;  // mesh axes that share iterations: they shard nothing inside
+  bool last;         // final attempt: the carries keep their shardings
   std::vector<Sharding> carried;
   LoopPlan plan;
   bool changed = false;
 };
 
-// ---- each in the file of its name; best: search.cpp, unasked: asked.cpp, said,
-// planned_collectives: report.cpp ---- what `shard` asks for; raises where it was written
-// (whole.cpp)
+// ---- passes and reports, each in the file of its name if no other is given ----
+// Returns the sharding that a sharding constraint requires (global_graph.cpp). Errors refer to the
+// line of the constraint.
 Sharding constraint(const Node& pin, const Mesh&);
-const char* user_op_name(
-    const Node&);  // the op as users know it; of a constraint, the op that wants it
-// The run that sends least, of those that are fair; strict: of those with no more gathers that
-// nobody asked for.
+// Returns the public name of the op; for a constraint, the op that requires it
+// (planned_collectives.cpp).
+const char* user_op_name(const Node&);
+// Searches for the plan with the fewest bytes among the plans that compute at most 1 % more
+// elements than the default plan (search.cpp). strict: without additional unrequested gathers.
 Plan best_plan(GlobalGraph&, Planner&, bool strict);
-std::ptrdiff_t unrequested_gathers(const Plan&,
-                                   const GlobalGraph&);  // gathers that nobody asked for
-// for people (print.cpp)
+// Returns the number of all-gathers that no result, constraint or rule requires
+// (gather_reasons.cpp).
+std::ptrdiff_t unrequested_gathers(const Plan&, const GlobalGraph&);
+// Returns the plan in human-readable form (print.cpp).
 std::string to_string(const Plan&, const GlobalGraph&, const Gradients* = nullptr);
-// Raises. wanted: how the results should lie, nothing pending that is not wanted so; null: it is
-// not known.
+// Raises if the plan breaks an invariant. requested: the shardings that the results must have,
+// partial sums included; null: not checked.
 void verify(const Plan&, const GlobalGraph&, const char* after,
             const std::vector<Sharding>* requested = nullptr);
-// What a device made of each version (null: nothing): its block, of the positions that the plan
-// says. Raises.
+// Raises if the node that a device created for a version is not the block that the plan specifies.
+// created: a node per version; null: none.
 void verify_device(const Plan&, const GlobalGraph&, int device, const std::vector<NodePtr>& created,
                    const char* after);
-// The roots, with loops that keep what later loops would have to send again. (residuals.cpp)
+// Returns the roots, in which loops save additional residuals that later loops would otherwise
+// communicate again (residuals.cpp).
 Nodes with_residuals(const Nodes& roots, const Plan&, GlobalGraph&, bool gathers_too);
-// weights, in each turn over microbatches, and for the backward pass
+// Lets weights be gathered again in each iteration over microbatches, and for the backward pass.
 void regather(Plan&, const GlobalGraph&);
-void ring(Plan&,
-          const GlobalGraph&);  // gathers that one contraction reads are taken block by block
-void bucket(Plan&, const GlobalGraph&, bool overlap);  // collectives that can be one call are
-void drop_dead_versions(Plan&);                        // (bucket.cpp)
+// Replaces gathers that one contraction reads by ring steps, one per block.
+void ring(Plan&, const GlobalGraph&);
+// Merges collectives that can share one call into buckets.
+void bucket(Plan&, const GlobalGraph&, bool overlap);
+// Sets `live` for the versions that a root depends on, and recomputes Plan::bytes (bucket.cpp).
+void drop_dead_versions(Plan&);
+// Returns the collectives in execution order.
 std::vector<PlannedCollective> planned_collectives(const Plan&, const GlobalGraph&,
-                                                   const Gradients* = nullptr);  // in order
+                                                   const Gradients* = nullptr);
 Nodes emit(const Plan&, const GlobalGraph&, const std::vector<PartitionInput>&, const Mesh&,
            int device, Nodes& placeholders, bool verify);
 

@@ -1,4 +1,4 @@
-// Along an axis that is cut: ops that need all of it, and positions that move.
+// Plans ops along a sharded axis: ops that require the full axis, and ops that move positions.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -8,7 +8,9 @@
 
 namespace haliax::partitioning {
 
-// An op that needs an axis whole, by blocks of it; null: all at once.
+// Returns the op as an expansion over blocks of a sharded axis that it requires in full. For
+// example, top-k of a sharded axis is the top-k of the candidates from each block. Null: the op
+// runs on the full axis.
 NodePtr Planner::otherwise(int n) {
   auto& me = node(n);
   if (!me.op->blockwise) return nullptr;
@@ -27,7 +29,7 @@ NodePtr Planner::otherwise(int n) {
     if (along(me, 0, a.name).way == Along::Way::full)
       if (auto created = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name)))
         return created;
-  // all of an axis that its operand lacks, or has made of numbers
+  // The op requires an axis in full that its operand lacks, or whose operand is generated locally.
   for (auto& [axis, cut] : wish(n).dims)
     if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) &&
         along(me, kResultSide, axis).way == Along::Way::full)
@@ -35,8 +37,9 @@ NodePtr Planner::otherwise(int n) {
   return nullptr;
 }
 
-// What x is made of, point by point, moves in its place if others read it too and it is no larger:
-// they get it for nothing.
+// x is computed elementwise from a base value. Reshards the base instead of x, and recomputes x, if
+// other ops read the base too and its resharding is no more expensive. The other readers then need
+// no communication of their own.
 void Planner::move_base(int x, const Sharding& need) {
   auto read_as_it_is = [&](const Node& n) {
     auto& u = users(whole_.find(&n));
@@ -57,11 +60,13 @@ void Planner::rematerialise(int n, int base, const Sharding& need) {
   made_now(n, need);
 }
 
-// Positions move along an axis that is cut: each device gets what its block lacks. Slices that are
-// only read here are seen through.
+// Plans an op that moves positions along a sharded axis: each device receives the positions that
+// its block lacks. For example, given a roll by 1 of 8 positions on 2 devices, device 0 receives
+// position 7 and device 1 receives position 3. A slice that only this op reads is not materialized:
+// the op reads the operand of the slice.
 void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
-  const auto in = whole_.at(n).in;  // a copy: the whole may grow
+  const auto in = whole_.at(n).in;  // a copy, since the graph may grow
   Name axis = rules::shifted(me);
   Version s{.kind = Version::Kind::shift, .node = n, .at = rules::result_sharding(me, work)};
   std::vector<CopyBox> moving;
@@ -76,13 +81,13 @@ void Planner::shift(int n, const Sharding& work) {
     auto need = rules::operand_sharding(me, 0, work, mesh_);
     if (!generated(x)) {
       auto cut = first(x).mesh_axes(axis);
-      // Where another axis is to be cut so too, x is sent from where it lies.
+      // If another axis requires the same mesh axes, x is sent in the sharding that it has.
       if (std::any_of(need.dims.begin(), need.dims.end(),
                       [&](auto& d) { return d.first != axis && d.second.overlaps(cut); }))
         need.dims = first(x).dims;
       need.set(axis, cut);
     }
-    Axes axes;  // in the order of the result's
+    Axes axes;  // in the order of the result axes
     for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
     s.in.push_back(obtain(x, need));
     s.copy_boxes.push_back({int(s.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
@@ -110,8 +115,10 @@ void Planner::shift(int n, const Sharding& work) {
   put_first(n, std::move(s), local_size(me.axes, work, mesh_));
 }
 
-// An axis in parts, or parts in one axis, where the blocks of one are no blocks of the other: each
-// device gets what its block lacks. False: there is nothing of the kind to do.
+// Plans an op that splits an axis into parts, or flattens parts into one axis, if the blocks before
+// and after do not match. Each device receives the elements that its block lacks. Returns false if
+// the blocks match or the op is of another kind. For example, given parts [a=3, b=4] with b sharded
+// over 2 devices, device 0 holds the flat positions 0, 1, 4, 5, 8, 9 but needs 0 to 5.
 bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& me = node(n);
   if (!rules::regroups(me) || chosen(n, kWhole)) return false;
@@ -119,8 +126,8 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   const int x = operand(n, 0);
   auto attr = RegroupAttr::of(me);
   Name flat = attr.flat;
-  auto& long_form = flattens ? me : node(x);   // with the axis
-  auto& short_form = flattens ? node(x) : me;  // with the parts
+  auto& long_form = flattens ? me : node(x);   // has the flat axis
+  auto& short_form = flattens ? node(x) : me;  // has the parts
   Sharding left, target;
   rules::work_sharding(me, 0, first(x), mesh_, &left);
   Axes parts;
@@ -138,8 +145,9 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto over = flattens ? lie(left).over() : left.mesh_axes(flat);
   if (left.dims.empty() || !unused(over, {})) return false;
   contest(n, kWhole);
-  // As it will be wanted; else the axis is cut as its parts were, and of the parts the first that
-  // is cut evenly, or the largest.
+  // Uses the preferred sharding if the mesh axes are unused. Otherwise, a flat axis is sharded
+  // along the mesh axes of its parts. If there are several parts, the first one with even
+  // blocks is sharded, or else the largest one.
   for (auto& a : flattens ? Axes{*haliax::find(me, flat)} : parts)
     if (auto c = wish(n).mesh_axes(a.name); !c.empty() && unused(c, target)) target.set(a.name, c);
   if (target.dims.empty() && flattens) target.set(flat, over);

@@ -1,5 +1,5 @@
-// Planning loops: a body is planned like the top, with versions of its own. What it needs of a
-// value outside is made outside, once.
+// Plans loops. A body is planned like the top level, with versions of its own. If it needs an
+// outside value in another sharding, the value is resharded once, before the loop.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -10,13 +10,15 @@ namespace haliax::partitioning {
 namespace {
 constexpr int kAttempts = 4;
 
-Sharding without(Sharding s, const MeshAxes& blocked) {  // what these mesh axes cut is whole
+// Returns the sharding without the axes that are sharded along these mesh axes.
+Sharding without(Sharding s, const MeshAxes& blocked) {
   std::erase_if(s.dims, [&](auto& d) { return d.second.overlaps(blocked); });
   return s;
 }
 }  // namespace
 
-// Does the body only add to this carry? Then what it adds may stay pending until the last turn.
+// Returns true if the body only adds to this carry. Its addends may then stay partial until the
+// loop ends.
 bool Planned::accumulates(int loop, std::size_t k, std::size_t body) const {
   auto& r = loop_of(node(loop)).results[k];
   auto& level = whole_.level(loop, body);
@@ -34,8 +36,8 @@ bool Planned::accumulates(int loop, std::size_t k, std::size_t body) const {
   auto u = level.users.find(value);
   return u == level.users.end() || u->second.size() == 1;
 }
-// Does the mapping say that these devices share the work of each turn, along an axis that is not
-// the one walked?
+// Returns true if a sharding constraint in the loop shards another axis than the tiled one along
+// these mesh axes, so that the devices share the work of each iteration.
 bool Planned::shares_work(int loop, Name walked, const MeshAxes& devices) const {
   const auto inside = whole_.level(loop, 0).order;
   return !devices.empty() && std::any_of(inside.begin(), inside.end(), [&](int s) {
@@ -46,8 +48,8 @@ bool Planned::shares_work(int loop, Name walked, const MeshAxes& devices) const 
                        [&](auto& d) { return d.first != walked && d.second.overlaps(devices); });
   });
 }
-// Does anything in these nodes, or in the loops among them, read more of x along an axis than the
-// part that belongs to the turn?
+// Returns true if one of these nodes, or a node of an inner loop, reads more of x along the axis
+// than the slice of the current iteration.
 bool Planned::reads_more(const std::vector<int>& order, int x, Name axis, const Node* index) const {
   return std::any_of(order.begin(), order.end(), [&](int s) {
     auto& in = whole_.at(s).in;
@@ -64,9 +66,10 @@ bool Planned::reads_more(const std::vector<int>& order, int x, Name axis, const 
     return part->axis == axis ? !is_slice_at(me, index) : reads_more(order, s, axis, index);
   });
 }
-// What a loop walks may be cut along the axis that it walks. If no turn needs what another has
-// left, each device walks its own block: sums over the turns are pending then, and what is stacked
-// is cut as what is walked.
+// Returns the mesh axes whose devices share the iterations of the loop. A loop may tile an axis
+// that is sharded. If its iterations are independent, each device runs those of its own block. Sums
+// over iterations are then partial, and stacked results are sharded as the tiled arrays. For
+// example, given 8 chunks and 4 devices, each device runs 2 iterations.
 MeshAxes Planned::shared_turns(int n) const {
   auto& l = loop_of(node(n));
   if (l.index.size() != 1) return {};
@@ -90,7 +93,7 @@ MeshAxes Planned::shared_turns(int n) const {
     }
   }
   if (shares_work(n, l.axis.name, turns)) return {};
-  // Not at the price of a weight that the mapping cuts, gathered.
+  // Not if this requires an all-gather of a weight that the mapping shards.
   for (int s : order)
     for (int x : whole_.at(s).in) {
       auto& mapping = node(s).origin.mapping;
@@ -117,9 +120,12 @@ Sharding Planned::resolved(int n) const {
   }
   return at;
 }
-// How the value of a turn is kept. A fold by a monoid that is pending stays pending: it is resolved
-// once, after the loop. So does a stack, unless another loop reads it, turn by turn, or it would be
-// smaller when it has landed; of a value that some version has resolved, that version is kept.
+// Returns the sharding in which a loop accumulates or stacks the value of an iteration.
+//
+// - A reduction over iterations of values that are partial by the same monoid stays partial. It is
+//   reduced over devices once, after the loop.
+// - A stack uses a version without partial sums if there is one. Otherwise it stays partial, unless
+//   `regather` is set and a reduce-scatter makes the value smaller.
 Sharding Planned::kept(int n, const LoopResult& r) const {
   auto at = first(n);
   if (at.partial.empty()) return resolved(n);
@@ -135,14 +141,16 @@ Sharding Planned::kept(int n, const LoopResult& r) const {
   return options_.regather && shrinks ? landed : at;
 }
 
-// What the carries of a loop are cut by at first.
+// Returns the shardings of the carries with which the first attempt starts.
 std::vector<Sharding> Planner::carries_of(int n) {
   if (auto known = carried_.find(n); known != carried_.end()) return known->second;
   auto& l = loop_of(node(n));
   std::vector<Sharding> carried(l.results.size());
   for (std::size_t k = 0; k < carried.size(); ++k) {
     if (!l.results[k].carry) continue;
-    // What is only added to may stay pending, if it need not be small.
+    // An accumulator that starts from a value computable in any sharding has no sharding at first.
+    // plan_value derives it from the addends, which may be partial. With `regather`, it starts in
+    // its preferred sharding, which needs less memory.
     int start = whole_.id(l.results[k].start);
     bool loose = generated(start) || lazy(start);
     if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = resolved(start);
@@ -201,7 +209,8 @@ void Planner::plan_body(LoopAttempt& a, std::size_t b) {
   forget_body(a.l, b);
   open_.pop_back();
 }
-// What a turn makes of a result, and what that is after the last.
+// Plans the value that an iteration computes for result k, and the sharding of the result after the
+// loop.
 void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   auto& r = a.l.results[k];
   auto &inside = a.plan.inside[k], &at = a.plan.at[k], &carried = a.carried[k];
@@ -237,7 +246,7 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
     auto choice = choices_->stack.find({a.n, k});
     if (choice != choices_->stack.end() && stacks && !loose && offer(v, choice->second).cost == 0)
       inside = without(choice->second, a.blocked);
-    if (stacks) inside.set(a.l.axis.name, {});  // chunks in a row are no block of the whole
+    if (stacks) inside.set(a.l.axis.name, {});  // a device's shards of all chunks form no block
   }
   a.plan.value[k].push_back(obtain(v, inside));
   at = inside;
@@ -246,7 +255,7 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   else
     for (int x : a.plan.shared_by) at.add_partial(x, r.carry ? Monoid::sum : r.monoid);
 }
-// What a body made belongs to this body alone.
+// Resets the planning state of values that vary in the body. Their versions exist only there.
 void Planner::forget_body(const Loop& l, std::size_t b) {
   for (std::size_t x = 0; x < now_.nodes.size(); ++x) {
     auto& known = now_.nodes[x];
