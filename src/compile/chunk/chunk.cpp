@@ -15,13 +15,13 @@ bool of_region(const Loop& l) { return origin_of(l) == LoopOrigin::region; }
 
 }  // namespace
 
-// What a region of chunks sums, or gives, is kept in f32 if it is read so. The gradient of an f32
-// parameter that is narrow only where it is multiplied is never narrow then.
+// For example, the gradient of an f32 parameter that is cast to bf16 for a matmul is the sum of a
+// matmul over chunks. The gradient stays f32 throughout, instead of being rounded to bf16 and cast.
 Nodes f32_matmuls(const Nodes& roots) {
   auto all = all_nodes(roots);
   auto users = users_of(all, roots);
   auto inside = inside_regions(all);
-  std::unordered_set<const Node*> given;  // what leaves a region
+  std::unordered_set<const Node*> given;  // values that leave a region
   Names walked;
   for (auto& n : all) {
     if (n->op == &prim::kEnter) walked.push_back(tiled_axis(n->attr).name);
@@ -56,12 +56,13 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
     const ChunkTrial& attempt;
     bool rounds;
     std::vector<std::string>* untiled_notes;
-    // `deeper`: of calls that were traced in loops which lie in this body. Of one that is done a
-    // border may be left that lies outside of this body, and is read in a loop's; it belongs to the
-    // level around.
+    // Returns the next call to tile in this level: an outermost one, and among these the first.
+    // deeper: only calls that were traced inside of loops in this body. `done`: calls to skip. A
+    // call that is done may still have a boundary outside of this body that the body of a loop
+    // reads. Such a boundary belongs to the enclosing level.
     std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool deeper,
                                  const std::vector<ChunkKey>& done) const {
-      const Node* first = nullptr;  // of the outermost calls, the first
+      const Node* first = nullptr;  // boundary of the result
       auto place = [](const Node& n) {
         auto call = ChunkKey::of(n.attr);
         return std::tuple(call.depth, call.scores, call.inside, n.id);
@@ -76,7 +77,7 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
       for (auto& n : level) {
         if (index && !n->varies_with(index)) continue;
         if (n->op == &prim::kEnter) see(*n);
-        for (auto& x : n->in)  // entered outside of this body
+        for (auto& x : n->in)  // values that enter outside of this body
           for (auto* e = x.get(); e && e->op == &prim::kEnter; e = e->in[0].get()) see(*e);
       }
       return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
@@ -98,7 +99,8 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
         auto level = level_of(roots, index);
         auto call = next(level, index, depth, deeper, done);
         if (!call && deeper) return roots;
-        // what does not vary with the loops that it was traced in lies outside of them
+        // A call that was traced inside of a loop is outside of it if it is loop-invariant. Such
+        // calls follow after the bodies of the loops.
         if (!call) {
           deeper = true;
           roots = inside(false);
@@ -110,7 +112,7 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
           if (untiled_notes && plan.is_whole()) untiled_notes->push_back(plan.line());
           roots = apply(plan, roots, index);
         } catch (const Refusal& e) {
-          // of such a call a loop may read a part, which stays whole
+          // A loop may read a part of the region of a deeper call. The part stays untiled.
           if (!call->scores && !deeper) throw;
           if (untiled_notes && call->scores)
             untiled_notes->push_back(std::string("scores stay materialized: ") + e.what());
@@ -142,8 +144,8 @@ void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Att
   std::unordered_set<const Node*> entered;
   for (auto& n : level)
     if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) entered.insert(n.get());
-  // A loop that lies before the call may have the index of one around it, which is still traced: it
-  // is none of its level.
+  // A loop on which the call depends may read the index of an enclosing loop that is still being
+  // traced. It is not a loop of this level.
   auto after = dependents(roots, entered);
   std::erase_if(level, [&](auto& n) { return n->op == &kLoop && !after.count(n.get()); });
   for (auto& b : borders) Region(b, roots, level).sweeps();

@@ -1,29 +1,37 @@
 // chunked_reduce: regions of a graph, computed chunk by chunk.
 //
-// In: a graph in which borders (prim::enter, prim::leave) mark what a call of chunked_reduce walks,
-// forward and backward, after differentiation. Out: loops over chunks in place of the regions, and
-// no borders. Always: the values are those of the whole graph, as what is cut is the graph of the
-// whole function; what keeps the walked axis is made chunk by chunk, what folds it becomes a result
-// of a loop, what follows a fold reads its final value; a region whose op needs the whole axis is
-// refused by name. Bytes beside results and gradients stay within the budget of the call.
+// In      a graph after differentiation, in which boundaries (prim::enter, prim::leave) mark the
+//         regions of chunked_reduce calls, forward and backward.
+// Out     loops over chunks in place of the regions, and no boundaries.
+// Always  the values are those of the untiled graph:
+//         - Nodes that have the tiled axis are computed chunk by chunk.
+//         - A reduction over the tiled axis becomes a result of a loop, and nodes that depend on it
+//           read its final value.
+//         - An op that needs the full axis raises an error that names the op.
+//         Memory, in addition to results and gradients, stays within the budget of the call.
+//
+// For example, `y = exp(x); s = sum(y, "n"); z = y / s` with `n` tiled becomes a loop that adds up
+// s, and a second loop that recomputes y and stacks z.
 #pragma once
 #include "compile/chunk/defer_normalization.h"
 #include "compile/chunk/search.h"
 
 namespace haliax {
 
-// Products that are narrow, but read as f32 from a region, which sums them or gives them out, are
-// made so.
+// Computes 16-bit matmuls of a region in f32 if they are summed over chunks or leave the region,
+// and are only read as f32.
 Nodes f32_matmuls(const Nodes& roots);
-// Regions of calls in `depth` loops, and in deeper ones, become loops. `uncut`: lines for people,
-// of calls that stay whole. rounds: the keys of scores are walked in as many blocks as there are
-// devices that share the queries.
+// Replaces the regions of calls that are inside of at least `depth` loops by loops over chunks.
+//
+// - rounds: iterates over the keys of scores in as many blocks as devices share the queries, for
+//   ring attention.
+// - `uncut`: receives a report line for each call that stays untiled. May be null.
 Nodes cut_chunks(const Nodes& roots, const ChunkTrial&, int depth, bool rounds,
                  std::vector<std::string>* uncut);
-// are there scores between borders whose queries several devices share?
+// Returns true if there is a region of scores whose queries are sharded over several devices.
 bool shares_queries(const Nodes& roots);
-// Raises, where the call is written, if what lies between these borders cannot be cut, or not in
-// the bytes given.
+// Raises, while the call is traced, if the regions between these boundaries cannot be tiled, or if
+// the smallest chunks exceed the budget of the call.
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders,
                   const ChunkTrial&);
 

@@ -1,4 +1,4 @@
-// Estimates the time of steps, in multiplications.
+// Estimates the time of steps, in units of one f32 multiplication.
 #include "compile/chunk/cost.h"
 
 #include <algorithm>
@@ -21,7 +21,9 @@ double bytes_seen(const View& v, const program::Dims& dims) {
     if (v.strides[i] != 0) n *= double(dims[i]);
   return n;
 }
-// What it costs to bring them, in multiplications.
+// Returns the cost of moving the elements of a view between memory and a core. Views that depend on
+// a loop index, and views larger than the cache, are charged as memory traffic. Other views that
+// fit in the caches of the cores cost nothing.
 double bringing(const View& v, const program::Dims& dims, const Machine& machine) {
   double n = bytes_seen(v, dims);
   bool walks = std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.loop >= 0; });
@@ -37,15 +39,15 @@ double cost_of_product(const program::Contract& c, const Machine& machine) {
   double m = product(c.m), n = product(c.n), k = product(c.k);
   double memory = bringing(c.a, dims, machine) + bringing(c.b, dims, machine) +
                   bringing(c.out, dims, machine) * (c.accumulate ? 2 : 1);
-  // what is copied into panels, or added to, for each multiplication
+  // overhead of packing operands and updating results, which is higher if a side is short
   double narrow = 1 + 12 / std::min({m, n, k});
   double work = product(c.batch) * m * n * k * narrow, waits = 0;
-  if (bytes_of(c.a.dtype) == 2) {  // too fast for what it writes
+  if (bytes_of(c.a.dtype) == 2) {  // matmuls are faster than memory stores results
     work *= machine.relative_cost_16bit;
     if (auto out = bytes_seen(c.out, dims); !c.accumulate && out > machine.core_cache)
       waits = machine.multiplications_per_byte * out;
   }
-  // memory is read ahead, mostly
+  // memory traffic is mostly concurrent with computation
   return std::max(work, memory) + std::min(work, memory) / 4 + waits;
 }
 double cost_of_kernel(const program::Fused& f, const Machine& machine) {

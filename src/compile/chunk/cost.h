@@ -1,4 +1,4 @@
-// An estimate of the time that steps take on a machine, in multiplications.
+// Estimates of the time of steps on a machine, in units of one f32 multiplication.
 #pragma once
 #include "program/program.h"
 

@@ -27,7 +27,8 @@ Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Reg
 static bool is_border_of(const Node& n, const ChunkKey& call) {
   return is_region_boundary(n) && ChunkKey::of(n.attr).same_call(call);
 }
-// Without the borders that it is a slice of, one after another.
+// Returns x without the boundaries of the call at its root: given enter(enter(v)), returns v; given
+// a slice of enter(v), returns the slice of v.
 static NodePtr bare(const NodePtr& x, const ChunkKey& call) {
   if (is_border_of(*x, call)) return bare(x->in[0], call);
   if (!is_dynamic_slice(*x)) return x;
@@ -38,7 +39,7 @@ static NodePtr bare(const NodePtr& x, const ChunkKey& call) {
 Nodes without_boundaries(const Nodes& roots, const ChunkKey& call, const Node* index) {
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
-    for (auto& x : n->in)  // outside of the body, with what was entered there
+    for (auto& x : n->in)  // slices, outside of the body, of values that entered there
       if (x && index && !x->varies_with(index) && is_dynamic_slice(*x))
         if (auto y = bare(x, call); y != x) to[x.get()] = y;
     if (is_border_of(*n, call)) to[n.get()] = substitute({n->in[0]}, to, index)[0];
@@ -46,11 +47,13 @@ Nodes without_boundaries(const Nodes& roots, const ChunkKey& call, const Node* i
   return to.empty() ? roots : substitute(roots, to, index);
 }
 namespace {
-// bytes that a lane carries in the gradient of scores, beside results
+// largest sums that a parallel slot carries in the gradient of scores, in bytes, in addition to
+// results
 constexpr std::int64_t kMostSums = 4 << 20;
 
-// What lies in the regions of these cuts, but is made outside of the loop over keys (queries,
-// scaled), enters them in its body.
+// Values that belong to the regions of the inner loops, but are computed outside of the loop over
+// keys, such as scaled queries. The body of the loop over keys must enter them into these regions,
+// whose boundaries are listed here.
 using Entered = std::unordered_map<const Node*, std::vector<Attr>>;
 Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) {
   Entered out;
@@ -64,8 +67,9 @@ Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) 
   }
   return out;
 }
-// x made of what it is point by point made of, in the turns of a loop; null: it takes more than
-// that.
+// Returns a copy of x that is recomputed in each iteration of a loop: the elementwise nodes below x
+// are copied, and the slices and boundaries that they read wait for the iteration. Null: x is not
+// computed elementwise from slices, boundaries and numbers.
 NodePtr in_turns_of(const NodePtr& x, const NodePtr& index) {
   if (is_region_boundary(*x) || is_dynamic_slice(*x)) return prim::barrier(x, index);
   if (prim::is_number(x)) return x;
@@ -97,9 +101,9 @@ Nodes with_entered(const Nodes& values, const Node* index, const Entered& before
     }
   return to.empty() ? values : substitute(values, to, index);
 }
-// What loops over blocks of keys sum up and stack, rounded behind them: on a mesh the sums of a
-// block are added up by the device that has it, and one that is rounded in its turn would be added
-// up on all of them.
+// Stacks the sums of loops over blocks of keys in f32, and rounds them to 16 bits after the loop.
+// On a mesh, the device that stores a block adds up the partial sums of the block. If an iteration
+// rounded a sum, all devices would have to add it up in that iteration.
 Nodes rounded_behind(const Nodes& roots, const Node* index, const Nodes& keys) {
   auto rounds = [](const NodePtr& n) {
     return (n->op->kind == Kind::contract || n->op->kind == Kind::reduce) &&
@@ -146,11 +150,15 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
         return cut_from(plan, with_entered(values, inner, before), inner, from + 1);
       });
 }
-// Tiles of scores. Queries go outermost, and what is summed for keys is carried, in the place of
-// its result if that is as wide. Where it is not, keys go outermost in the gradient, which has two
-// sums for each key and one for each query; what belongs to queries alone is made before. Where
-// even that sum is too large nothing is carried: what queries have is made by queries, the rest by
-// keys, and scores twice.
+// Tiles scores along queries and keys. There are three forms:
+//
+// - The loop over queries is outermost, and carries the sums of each key. It is used if the results
+//   have the dtype of the sums, so that the sums are stored in the memory of the results.
+// - Otherwise, values that belong to queries alone are computed first. The outermost loop is then
+//   the one that carries fewer bytes. In the gradient this usually is the loop over keys, since the
+//   gradient has two sums for each key and one for each query.
+// - If even the smaller sums exceed kMostSums, no sum is carried. A loop over queries computes the
+//   results with queries, and a loop over keys computes the other results. Both compute the scores.
 Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t from) {
   auto by_queries = plan, by_keys = plan;
   by_queries.late = by_keys.late = false;
@@ -164,19 +172,21 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
   };
   if (region(by_queries).wide_sums() == 0) return cut(by_queries, roots);
   if (auto rows = region(by_keys).between(); !rows.empty()) {
-    // axes: of keys, and of queries
+    // boundaries along keys, and along queries
     const auto &keys = by_keys.cuts[from].first, &own = by_queries.cuts[from].first;
     auto sweeps = [&](const Nodes& values) {
       return Region(keys.attr(), values, level_of(values, index), index).sweeps();
     };
     const int least = sweeps(rows);
-    for (auto& r : roots) {  // results that are made on the way, as of weights and values
+    // adds results that need no further pass, such as the matmul of weights and values
+    for (auto& r : roots) {
       auto with = rows;
       with.push_back(r);
       if (!has(r->axes, keys.axis) && sweeps(with) == least) rows = std::move(with);
     }
     auto created = without_boundaries(cut(by_queries, rows), plan.call, index);
-    // what is made of rows alone, as a product with values, goes along queries, too
+    // The rows enter the region of queries again, so that nodes that are computed from rows alone,
+    // such as a matmul with values, are tiled along queries as well.
     Rewrite to, entered;
     for (std::size_t k = 0; k < rows.size(); ++k) {
       to[rows[k].get()] = entered[rows[k].get()] = created[k];

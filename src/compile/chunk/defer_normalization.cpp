@@ -1,4 +1,4 @@
-// Moves normalization by a value per query out of sums over its keys.
+// Moves the normalization of a query out of the sums over its keys.
 #include "compile/chunk/defer_normalization.h"
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 namespace haliax {
 namespace {
 
-// A value as a product: of nodes, of what divides it, and of masks (a select of 0).
+// A factor of a value: a node that is multiplied, a divisor, or a mask (a select with 0). For
+// example, `where(m, a * b / s, 0)` has the factors times a, times b, over s, where m.
 struct Factor {
   enum class Kind : std::uint8_t { times, over, where } kind;
   const Node* of;
@@ -26,7 +27,8 @@ struct Product {
     return std::find(factors.begin(), factors.end(), Factor{Factor::Kind::times, factor}) !=
            factors.end();
   }
-  // The rest of it, without a factor that it has; as one to compare with.
+  // Returns true if the factors are those of `other` except `without`, which `other` has: true for
+  // a / s, given a * b / s and b.
   bool is(const Product& other, const Node* without) const {
     auto rest = other.factors;
     rest.erase(std::find(rest.begin(), rest.end(), Factor{Factor::Kind::times, without}));
@@ -66,7 +68,7 @@ class LateRows {
   }
   template <class Inside> Nodes run(const Nodes& roots, const Inside& inside) const {
     Rewrite created;
-    Set summed;  // the products of g and v of which the sum is made by values now
+    Set summed;  // matmuls of g and v whose weighted sum by_values replaces
     OriginScope follow;
     for (auto& n : all_) {
       if (!inside(n)) continue;
@@ -76,25 +78,28 @@ class LateRows {
                                          : nullptr;
       if (y) created[n.get()] = y;
     }
-    // Gradients are these less that sum, which is not that of what bf16 makes of them: of a query
-    // that sees one key, whose gradient is 0, what bf16 rounds would be left. So they are read as
-    // they are, not rounded.
+    // The gradient of the scores is the difference of these matmuls and that sum. The replaced sum
+    // does not contain the bf16 rounding of the matmuls, so the rounding error would remain in the
+    // difference. For example, the gradient of a query that sees one key would not be 0. Therefore
+    // the difference reads the matmuls in f32.
     Rewrite wide;
     for (auto& n : all_)
       if (n->op == &prim::kCast && n->dtype == DType::f32 && bytes_of(n->in[0]->dtype) < 4)
         if (auto y = unrounded(n->in[0], summed, wide)) created[n.get()] = y;
     Rewrite all;
-    for (auto& n : all_)  // the older ones first: others are made of them
+    for (auto& n : all_)  // operands first, since later nodes are computed from them
       if (auto y = created.find(n.get()); y != created.end())
         all[n.get()] = substitute(Nodes{y->second}, all, index_)[0];
     return all.empty() ? roots : substitute(roots, all, index_);
   }
 
  private:
-  // x without its division by s, the sum of one of its factors e over `keys`: then `by` is s. Null:
-  // it has none. Behind a choice
-  // (`chosen`) no row may be 0 / 0, as that could be hidden: where e is NaN in place of 0, `by` is
-  // 1 in place of NaN.
+  // Returns x without its division by s, the sum of its factor e over `keys`, and sets `by` to s.
+  // For example, given (e / s) * 2, returns e * 2. Null: x has no such division.
+  //
+  // chosen: a select may hide x, and with it the NaN of a row without visible keys. A division
+  // after the sum must not expose the NaN. If e is 0 in such a row (guarded), s is 0 as well, and
+  // the result is null. Otherwise e and s are NaN, and `by` is 1 instead of NaN.
   static NodePtr undivided(const NodePtr& x, const Axes& keys, NodePtr& by, bool chosen = false) {
     bool masks = x->op == &prim::kSelect && prim::is_number(x->in[2], 0);
     auto again = [&](std::size_t k) {
@@ -133,7 +138,7 @@ class LateRows {
                   (x->op == &prim::kCast && is_float(x->in[0]->dtype));
     return masks ? again(1) : scales ? again(0) : nullptr;
   }
-  // x in f32, if it is one of these products, or some are factors of it; null: none is.
+  // Returns x in f32 if it is one of these matmuls, or has one of them as a factor. Null otherwise.
   static NodePtr unrounded(const NodePtr& x, const Set& products, Rewrite& known) {
     if (auto y = known.find(x.get()); y != known.end()) return y->second;
     auto& y = known[x.get()];
@@ -154,6 +159,8 @@ class LateRows {
   static Axes folded(const Node& n) {
     return without_axes(common(n.in[0]->axes, n.in[1]->axes), n.axes);
   }
+  // Returns the contraction with the division of an operand moved after the sum. Null: no operand
+  // has such a division.
   static NodePtr divided_late(const Node& n) {
     for (std::size_t side : {0u, 1u}) {
       NodePtr by;
@@ -165,7 +172,7 @@ class LateRows {
     }
     return nullptr;
   }
-  // x without one of its factors; null: that is no factor of it.
+  // Returns x without one of its factors. Null: x lacks the factor.
   static NodePtr without(const NodePtr& x, const Node* factor) {
     auto has = [&](const NodePtr& y) { return Product(y).has(factor); };
     auto rest = [&](std::size_t k) {
@@ -179,8 +186,9 @@ class LateRows {
     if (x->op == &prim::kSelect) return has(x->in[1]) ? rest(1) : nullptr;
     return (x->op == &prim::kDiv || x->op == &prim::kCast) && has(x->in[0]) ? rest(0) : nullptr;
   }
-  // Does a choice hide what this factor of x is where it is not chosen, NaN included? Weighted
-  // values would be NaN there. Those of which a gradient is taken are already, and hide nothing.
+  // Returns true if a select hides a NaN of this factor of x. Weighted values would expose the NaN.
+  // False for a factor of the backward pass: the weighted values of its forward pass are already
+  // NaN.
   static bool hides(const NodePtr& x, const Node* factor, bool chosen = false) {
     if (analysis::same_values(x).get() == factor) return chosen && !factor->origin.backward;
     const bool chooses = x->op == &prim::kSelect;
@@ -189,7 +197,8 @@ class LateRows {
     return std::any_of(x->in.begin(), x->in.end(),
                        [&](auto& y) { return hides(y, factor, chosen || chooses); });
   }
-  // A sum over keys of weights times g v, by the weighted values.
+  // Returns a sum over keys of weights times the matmul of g and v, computed from the weighted
+  // values, and adds the matmul to `summed`. Null: the sum does not have this form.
   NodePtr by_values(const Node& n, Set& summed) const {
     const auto keys = without_axes(n.in[0]->axes, n.axes);
     Product terms(n.in[0]);
@@ -199,7 +208,7 @@ class LateRows {
       for (std::size_t side : {0u, 1u}) {
         auto &v = f.of->in[side], &g = f.of->in[1 - side];
         if (common(v->axes, keys).size() != keys.size() || !common(g->axes, keys).empty()) continue;
-        // each row its own: g may be that of a sum over rows
+        // g must have a row per query; the cotangent of a sum over rows has none
         if (!without_axes(n.axes, g->axes).empty()) continue;
         for (auto& o : products_)
           for (std::size_t k : {0u, 1u}) {
@@ -215,7 +224,7 @@ class LateRows {
           summed.insert(f.of);
           const auto wide = n.dtype == DType::f64 ? n.dtype : DType::f32;
           auto o = prim::contract(prim::cast(w, v->dtype), v, g->axes, wide);
-          // values that are all one number need no product
+          // prim::contract simplifies a contraction with constant values
           auto late = o->op == &prim::kContract ? divided_late(*o) : nullptr;
           return prim::cast(prim::contract(prim::cast(g, wide), late ? late : o, n.axes, wide),
                             n.dtype);
@@ -227,7 +236,7 @@ class LateRows {
 
   Nodes all_, products_;
   const Node* index_;
-  bool makes_;  // weighted values that are not there
+  bool makes_;  // creates weighted values that the graph lacks
 };
 
 }  // namespace

@@ -12,11 +12,12 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
-// A value that lies between, in[0], and what it waits for. A barrier would not do while a region is
-// cut: its value is made there whatever it waits for.
+// A value between regions, in[0], and the values that it waits for, in[1...]. A barrier would be
+// lost while a region is tiled, since its value is computed on each chunk without the dependency.
 const Op kBetween{.name = "between", .kind = Kind::step};
 
-Set read_by(const Nodes& level, const Set& some) {  // directly, or on the way
+// Returns the nodes that some of these nodes read, directly or transitively.
+Set read_by(const Nodes& level, const Set& some) {
   Set out;
   for (auto i = level.rbegin(); i != level.rend(); ++i)
     if (some.count(i->get()) || out.count(i->get()))
@@ -25,7 +26,8 @@ Set read_by(const Nodes& level, const Set& some) {  // directly, or on the way
   return out;
 }
 
-// The nodes that are planned.
+// Returns the nodes of the subgraph. with_between: also nodes that are computed from the regions
+// and that the regions read.
 Set planned(const Nodes& level, const Regions& regions, bool with_between) {
   Set own, indices;
   for (auto& n : level)
@@ -38,7 +40,7 @@ Set planned(const Nodes& level, const Regions& regions, bool with_between) {
       if (after.count(n.get()) && before.count(n.get())) own.insert(n.get());
     }
   }
-  for (bool more = true; more;) {  // bodies of their loops, of those in them, and so on
+  for (bool more = true; more;) {  // bodies of their loops, and of nested loops
     more = false;
     for (auto& n : level) {
       if (varies_with(*n, indices)) own.insert(n.get());
@@ -50,8 +52,8 @@ Set planned(const Nodes& level, const Regions& regions, bool with_between) {
 }
 
 struct NotPlanned {
-  std::unordered_map<const Node*, Nodes> from;  // of each: the planned values that it is made of
-  Set exits;  // planned values, read by what no planned one is made of
+  std::unordered_map<const Node*, Nodes> from;  // planned values that a node is computed from
+  Set exits;  // planned values with a reader on which no planned value depends
 };
 NotPlanned not_planned(const Nodes& level, const Set& own) {
   NotPlanned out;
@@ -66,7 +68,7 @@ NotPlanned not_planned(const Nodes& level, const Set& own) {
       auto& list = out.from[n.get()];
       if (!holds(list, x)) list.push_back(x);
     };
-    // a loop reads what its body does
+    // Nodes of a body have no effect on exits, since the loop has the same operands.
     const bool behind = !before.count(n.get()) && !varies_with(*n, bodies);
     for (auto& x : n->in) {
       if (!x) continue;
@@ -103,7 +105,7 @@ IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions&
   Rewrite to;
   std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
     if (!x || own.count(x.get()) || to.count(x.get())) return;
-    for (auto* f : x->free)  // of a loop around: any turn will do
+    for (auto* f : x->free)  // index of an enclosing loop: any iteration is representative
       if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
     if (is_generated(x)) return;
     auto between = others.from.find(x.get());

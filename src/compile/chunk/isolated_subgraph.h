@@ -1,23 +1,28 @@
-// The regions of one call by themselves, to plan how they are cut.
+// Copies the regions of one call into a graph of their own, in which the search for chunk sizes
+// compiles candidates.
 #pragma once
 #include "compile/chunk/region.h"
 
 namespace haliax {
 
-// The inputs are what the regions read, the roots what others read of them.
+// The inputs are the values that the regions read. The roots are the values of the regions that
+// other nodes read.
 struct IsolatedSubgraph {
   Nodes roots, inputs;
-  std::int64_t read = 0;  // bytes of the inputs, but for those that lie between
-  // Bytes of the values that what follows reads, less those that may be gradients: they have an
-  // input's axes.
+  std::int64_t read = 0;  // bytes of the inputs, without values between regions
+  // Bytes of the roots that later nodes read. Results of the level do not count, nor do values that
+  // may be gradients, which have the axes of an input.
   std::int64_t outside = 0;
 };
-// What lies between a leave and an enter of a chunked_reduce is planned with it. Between those of
-// scores lie the layers behind them, which are nobody's budget: their values are given, but not
-// before what they are made of is there.
+// Returns the subgraph of these regions. Nodes between a leave and an enter are computed between
+// regions of the call, such as the forward and the backward one. The subgraph of a chunked_reduce
+// contains them. The nodes between regions of scores are the layers after attention, which do not
+// count against the budget. Their values are inputs, which are only available once the values that
+// they are computed from have been computed.
 IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions& regions,
                           bool of_scores);
-// The roots, cut or not, of which a Program can be made: with barriers where given values wait.
+// Returns the roots of a subgraph, tiled or not, in a form that can be lowered: an input that is
+// only available after other values becomes a barrier on these values.
 Nodes waiting(const Nodes& roots);
 
 }  // namespace haliax

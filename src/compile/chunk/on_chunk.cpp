@@ -1,4 +1,4 @@
-// A region on one chunk, and the loops over all chunks.
+// Builds the nodes of a region on one chunk, and the loops over all chunks.
 #include <algorithm>
 #include <cmath>
 
@@ -9,13 +9,15 @@
 
 namespace haliax {
 
-// The axes of a value on a chunk. The result of top_k has an axis of this name with another size.
+// Returns the axes of a value on a chunk. An axis with this name but another size is unchanged, as
+// in the result of top_k.
 Axes Region::axes_on_chunk(Axes axes, Name a, std::size_t b) const {
   for (auto& x : axes)
     if (x.name == a && x.size == axis_.size) x.size = prim::index_chunk(*index_[b]);
   return axes;
 }
-// The part of x that belongs to a turn: made on the chunk, or a slice of what lies outside.
+// Returns the part of x that an iteration of body b reads: the value computed on the chunk, a slice
+// of an array outside of the region, or x itself if it lacks the axis.
 NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   if (auto& known = known_of(*x).parts; !known.empty()) return known[b];
   if (enters(*x)) return part(x->in[0], axis_.name, b);
@@ -32,7 +34,8 @@ NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   return created[b];
 }
 
-// By positions alone, as a bias by distance is.
+// Returns true for a lookup whose ids are computed from positions alone, such as a bias by
+// distance.
 bool Region::is_looked_up(const Node& n, Name a) const {
   if (n.op->kind != Kind::step || picks(n, a)) return false;
   bool by_position = false;
@@ -53,9 +56,9 @@ bool Region::grows(const NodePtr& x, Name a) const {
     if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) ||
         !seen.insert(n.get()).second)
       continue;
-    if (owner_.count(n.get())) continue;  // the carry of a loop that is made anew
+    if (owner_.count(n.get())) continue;  // the loop of this carry is rebuilt on the chunk
     bool places = picks(*n, name) && prim::is_number(n->in[0]);
-    // a draw says how it is cut
+    // Sharding constraints count as well, since random draws may have one.
     bool shows =
         is_transparent_view(*n) || is_region_boundary(*n) || n->op == &prim::kShardingConstraint;
     bool pointwise =
@@ -71,10 +74,11 @@ bool Region::grows(const NodePtr& x, Name a) const {
   return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
 }
 
-// n on chunks of its operands. `a`: what the axis is called where n reads it.
+// Returns n on the chunks of its operands. `a`: the name of the tiled axis, see name_in.
 NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   OriginScope here(n->origin);
-  bool in_turn = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;  // of a side of cond
+  // barrier of a branch of `cond`
+  bool in_turn = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;
   if (in_turn) return prim::barrier(part(n->in[0], a, b), n->in[1]);
   if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
   if (n->op == &kLoop) return loop_on_chunk(n, b);
@@ -84,7 +88,8 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   Name inner = is_transparent_view(*n) ? name_in_operand(*n, 0, a) : a;
   Nodes in;
   bool from_table = picks(*n, a);
-  // what lies outside may be read whole, but for the table of a pick
+  // An array outside of the region may be read in full, except for the table of a gather along the
+  // axis.
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto& x = n->in[k];
     bool table = from_table && k == 0;
@@ -93,10 +98,11 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
     in.push_back(whole ? x : part(x, inner, b));
   }
   auto axes = contains(n) && !walks(n) ? n->axes : axes_on_chunk(n->axes, a, b);
-  // a chunk holds what falls into it
+  // A chunk processes the indices that are inside of it.
   if (from_table) return prim::on_block(*n, std::move(in), axes, {block(a, b)});
   if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !walks(n))
-    // what it starts as is the start of the fold
+    // The initial value is added once, as the start of the loop result (see folded). Each chunk
+    // starts at the identity.
     in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);
   return prim::rebuilt(*n, std::move(in), axes);
 }
@@ -129,13 +135,14 @@ LoopResult Region::folded(const NodePtr& n) {
   if (n->op->accumulates && !from_zeros) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
-// With the name that the loop has for the walked axis in place of the value's own, and the other
-// way round.
+// Swaps two axis names: `a`, the name of the tiled axis in x, and the name that the loop has for
+// it.
 NodePtr Region::swapped(const NodePtr& x, Name a) const {
   return prim::rename(x, {a, axis_.name}, {axis_.name, a});
 }
 
-// The value of a fold, from the result of its loop, given what is known so far.
+// Returns the final value of a reduction, computed from the result of its loop and the final values
+// so far.
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals) {
   auto v = prim::cast(result, n->dtype);
   if (auto s = streamed(n); !s.guarded && holds(known_of(*s.top).order.streams, n)) {
@@ -153,8 +160,9 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals
   return prim::where_in_range(*n, in, v, prim::picked_outside(n->dtype));
 }
 
-// What lies outside of the bodies, such as the layers behind, is made once for all sweeps and the
-// roots. A loop there may have the same parts in its body, and goes on to make them.
+// Replaces the values that the bodies read from outside by final values. A node outside of the
+// bodies, such as a layer after the region, is computed once for all passes and the roots. A loop
+// outside may contain the same chunks in its own body, and still computes them there.
 void Region::finish(Loop& l, Finals& finals) const {
   Rewrite known = finals.parts;
   auto read = [&](const NodePtr& x) {
@@ -191,7 +199,7 @@ Nodes Region::cut(const RegionCut& how) {
   reverse_ = how.reverse;
   int count = sweeps();
   keep_for_later(how.keep);
-  // a chunk of a call around may be shorter than one of this call
+  // The axis may be a chunk of an enclosing call, and shorter than the chunk of this call.
   const auto chunk = std::min(how.chunk, axis_.size);
   index_ = {prim::index(axis_, 0, chunk, 0, LoopOrigin::region)};
   if (auto left = axis_.size % chunk)
@@ -262,7 +270,7 @@ Nodes Region::cut(const RegionCut& how) {
       }
       auto a = known_of(*n).role.axis;
       finals.of[n.get()] = prim::fit(swapped(result, a), n->axes);
-      // a later sweep reads it, and does not rematerialise it
+      // A later pass reads the stacked value instead of rematerializing it.
       for (std::size_t b = 0; b < index_.size(); ++b) {
         auto& p = known_of(*n).parts[b];
         if (!is_slice_at(*p, index_[b].get()))

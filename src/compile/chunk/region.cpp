@@ -1,4 +1,4 @@
-// What lies inside a region, and in which sweep it is made.
+// Finds the nodes of a region, and the pass in which each is computed.
 #include "compile/chunk/region.h"
 
 #include <algorithm>
@@ -14,7 +14,9 @@
 namespace haliax {
 namespace {
 
-// Point by point along the axis, and no contraction: rematerialised in a loop at no cost.
+// Return true for ops that may connect a `leave` to an `enter`: elementwise ops, reductions, wraps
+// (except custom gradients), and views that keep the names of the axes. These are cheap to
+// rematerialize in a loop; contractions are not.
 bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustomVjp; }
 bool bridges(const Node& n) {
   return n.op->kind == Kind::map || n.op->kind == Kind::reduce || keeps_names(n) || wraps(n);
@@ -67,11 +69,13 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   for (auto* x : read)
     if (known_of(*x).passed) member(*x).passed = false;
   find_bridges();
-  // again, for what turns out to lie in a loop along the axis
+  // Repeats until no further loop along the axis is found. The nodes in the body of such a loop are
+  // not members of the region.
   for (auto known = stepping_.size() + 1; known != stepping_.size();) {
     known = stepping_.size();
     for (auto& [n, m] : members_) m.role = {};
-    // again only for carries, which are older than what they become
+    // Only carries require repetition: the level lists them before the values that they
+    // receive.
     for (bool more = true; more;) {
       more = false;
       for (auto& n : level_) more |= learn(n) && !owner_.empty();
@@ -88,8 +92,9 @@ void Region::refuse(const Node& n, const std::string& why) const {
       std::string(prim::user_name(n)) + " " + why + " over the tiled axis " + to_string(axis_)));
 }
 
-// Between a leave and an enter: a token's cotangent may be computed from its own loss. Not through
-// another call, which is cut by itself.
+// Marks the nodes between a `leave` and an `enter` as bridges, which are computed on chunks as
+// well. For example, the cotangent of a token may be computed from the loss of the same token. A
+// bridge does not cross the boundaries of another call, which is tiled by itself.
 void Region::find_bridges() {
   std::unordered_set<const Node*> from_leave, to_enter;
   const auto call = ChunkKey::of(key_);
@@ -109,8 +114,8 @@ void Region::find_bridges() {
     if (to_enter.count(n)) member(*n).bridge = true;
 }
 
-// The value of a barrier is made with the chunk, whatever it waits for, if barriers do not wait
-// here.
+// A barrier needs only its value. `before` adds the node for which it waits, if barriers wait in
+// this region (waits_).
 Nodes Region::needed_by(const NodePtr& n) const {
   if (auto* t = turns(*n)) return t->reads;
   if (n->op == &prim::kBarrier) return {n->in[0]};
@@ -126,8 +131,8 @@ const BlockScan* Region::turns(const Node& n) const {
   auto& t = known_of(n).role.turns;
   return t ? &*t : nullptr;
 }
-// Does it need the axis whole, but go along it from chunk to chunk? Not in the body of a loop,
-// whose turns would each have to know what came before.
+// Returns true, and stores the block scan, if n needs the full axis and is computed by a scan over
+// its chunks. Excludes nodes in the body of a loop: each iteration would need a state of its own.
 bool Region::makes_by_turns(const NodePtr& n) {
   auto t = n->op->block_scan && !in_body(*n) ? n->op->block_scan(n, {}) : std::nullopt;
   if (!t) return false;
@@ -145,7 +150,8 @@ bool Region::makes_by_turns(const NodePtr& n) {
 bool Region::is_out(const NodePtr& x, const Node& reader) const {
   return (leaves(*x) || known_of(*x).bridge) && !known_of(reader).bridge && !enters(reader);
 }
-// Is n inside, and what is the axis called there? True if something new was found out.
+// Determines whether n is in the region, and the name of the tiled axis in n. Returns true if this
+// changed the role of n.
 bool Region::learn(const NodePtr& n) {
   if (contains(n) || in_step(*n)) return false;
   if (makes_by_turns(n)) return member(*n).role.inside = true;
@@ -166,11 +172,12 @@ bool Region::learn(const NodePtr& n) {
     names = {axis_.name};
   else if (n->op == &prim::kCarry) {
     auto of = owner_.find(n.get());
-    if (of == owner_.end()) return false;  // of a loop around
+    if (of == owner_.end()) return false;  // carry of an enclosing loop
     auto& r = loop_of(*of->second.first).results[of->second.second];
     for (auto& v : r.value) from(v);
     from(r.start);
-    // What is made of what lies outside, in a loop that is made on a chunk, is too.
+    // A carry that is computed from values outside of the region is in the region as well if its
+    // loop is, and if the carry has the axis.
     if (names.empty() && contains(of->second.first)) names = {name_in(*of->second.first)};
     std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
     partial = false;
@@ -200,8 +207,9 @@ bool Region::learn(const NodePtr& n) {
                    "; outside of the function, rename the axis of the array to read in full)");
   if (is_transparent_view(*n))
     for (auto& a : names) a = name_in_result(*n, 0, a);
-  // An axis that is folded is none of the result's, though that may have one of its name: updates
-  // along it, placed into a table.
+  // The result lacks an axis that n reduces, although it may have another axis of the same name.
+  // For example, a scatter reduces the axis of its updates, and its table may have an axis of this
+  // name.
   std::erase_if(names, [&](Name a) {
     bool folded = false;
     for (std::size_t k = 0; k < n->in.size() && n->op->kind == Kind::step; ++k)
@@ -217,10 +225,13 @@ bool Region::learn(const NodePtr& n) {
 bool Region::in_step(const Node& n) const { return varies_with(n, stepping_); }
 bool Region::in_body(const Node& n) const { return varies_with(n, inner_); }
 
-// A fold of nothing but arguments, point by point (how many tokens count, say), that something
-// inside waits for: on the whole arrays it costs a pass, and inside it would cost a sweep.
+// Removes from the region each reduction that is computed elementwise from entered arrays, without
+// an intermediate that is larger than these arrays, if another node of the region depends on the
+// result. For example, the number of unmasked tokens is the sum of a mask, and each term of the
+// loss is divided by it. On the full arrays, such a reduction reads its operands once; in the
+// region, it would add a pass.
 void Region::leave_to_the_outside() {
-  // of what is made of arguments alone, point by point: the largest argument
+  // From an elementwise function of entered arrays to the bytes of the largest of these arrays.
   std::unordered_map<const Node*, std::int64_t> widest;
   std::unordered_set<const Node*> awaited;
   for (auto i = level_.rbegin(); i != level_.rend(); ++i) {
@@ -259,16 +270,18 @@ Name Region::name_in(const Node& n) const {
     if (x && walks(x)) return comes_in(*x) ? axis_.name : known_of(*x).role.axis;
   return axis_.name;
 }
-// Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
+// Returns true if n gathers from, or scatters to, in[0] by index along the axis. On a chunk, n
+// processes only the indices that are inside of the chunk.
 bool Region::picks(const Node& n, Name a) const {
   if (!n.op->on_block || n.in.empty() || !has_axis(*n.in[0], a)) return false;
-  // Ids may have an axis of that name which is not the walked one: the first few of an order.
+  // The ids may have an axis with this name that is not the tiled one, for example the k first
+  // positions of an order. has_axis compares the size as well.
   bool clashes =
       std::any_of(n.in.begin() + 1, n.in.end(), [&](auto& x) { return has_axis(*x, a); });
   return along(n, 0, a).way == Along::Way::pick || (has(indexed_axes(n), a) && !clashes);
 }
 
-// By which monoid the results of chunks are put together; none: they cannot be.
+// Returns the monoid that merges the results of the chunks. Returns none if they cannot be merged.
 std::optional<Monoid> Region::folds_by(const Node& n) const {
   if (is_loop_result(n)) {
     auto& r = result_of(n);
@@ -279,7 +292,7 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || is_order_only(n, k) || !walks(n.in[k])) continue;
     auto rule = along(n, k, a);
-    if (k == 0 && picks(n, a)) return Monoid::sum;  // what is picked lies in one chunk alone
+    if (k == 0 && picks(n, a)) return Monoid::sum;  // each index is inside of one chunk only
     if (rule.way == Along::Way::fold) return rule.monoid;
   }
   return {};
@@ -307,7 +320,8 @@ void Region::check(const NodePtr& n) const {
     if (way == Way::full) refuse(*n, "requires all positions at once");
   }
   auto partial = [&](const NodePtr& x) { return x && known_of(*x).role.partial; };
-  // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
+  // In the body of a loop, `partial` nodes have the sum of one chunk, and the chunks are added
+  // after the loop. Therefore the ops that follow such a sum must be linear.
   if (partial(n)) {
     bool sums = false;
     for (auto& x : n->in) sums |= x && walks(x);
@@ -323,8 +337,9 @@ void Region::check(const NodePtr& n) const {
   }
 }
 
-// A loop along the axis goes on from chunk to chunk, if at each position it reads that position
-// alone.
+// Raises a Refusal unless the loop along the axis can be computed chunk by chunk, with its state
+// carried between chunks. At each position, the loop must read only this position of the nodes on
+// chunks. For example, it may read x[i], but neither x[i - 1] nor all of x.
 void Region::check_steps(const Node& n, Name a) const {
   auto& l = loop_of(n);
   auto* index = l.index[0].get();
@@ -347,12 +362,13 @@ bool Region::goes_back(int sweep) const {
   return i == towards_.end() ? reverse_ : i->second;
 }
 
-// The loop that makes x; or, of what is read whole, how many loops must be done before.
+// Returns the pass that computes x if a chunk of x is read (`chunk`), and otherwise the number of
+// passes that must finish before the full x is available.
 int Region::stage_of(const NodePtr& x, bool chunk) const {
   auto& known = known_of(*x).order;
   return chunk ? std::max(known.stage, 0) : known.ready;
 }
-// The loops that must be done before n is made.
+// Returns the number of passes that must finish before n: the first pass that can compute it.
 int Region::before(const NodePtr& n) const {
   int at = 0;
   for (auto& x : n->op == &kLoop && goes_along(*n) ? n->in : needed_by(n)) {
@@ -363,8 +379,12 @@ int Region::before(const NodePtr& n) const {
   return at;
 }
 
-// exp(x - s), where s is the max of x over the axis, or 0 where that is not finite: linear in it is
-// what may be made with the max so far, and scaled when the max grows.
+// Returns how n depends on exp(x - s), where s is the max of x over the axis, or 0 if the max is
+// not finite. If n is linear in this exponential, n can be computed with the running max and scaled
+// when the running max grows. The `top` of the result is null if n is not linear in it.
+//
+// For example, softmax(scores) @ v along the keys needs one pass: sum(e) and sum(e * v), where e is
+// the exponential, are computed in the same pass as the max.
 Region::Streamed Region::streamed(const NodePtr& n) const {
   auto stage = [&](const NodePtr& x) { return stage_of(x, contains(x) && on_chunk(x)); };
   auto* op = n->op;
@@ -380,7 +400,7 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   int others = 0;
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto& s = known_of(*n->in[k]).order.streamed;
-    // A term that is rounded is scaled like any other.
+    // A cast to a float dtype counts as linear: a rounded term is scaled like an exact one.
     auto how = op == &prim::kCast && is_float(n->dtype) ? Linear::all : linear_in(*n, k);
     if (s.top && (how == Linear::no || (out.top && (how != Linear::all || out.top != s.top))))
       return {};
@@ -433,7 +453,8 @@ int Region::sweeps() {
       continue;
     }
     if (!turns(*n) && !folds_by(*n)) refuse(*n, "is not a sum, product, max or min");
-    // what lies where a position is found comes with it
+    // A gather at positions that a block scan finds is computed by the same scan, if its table is
+    // ready then. An example is take(logits, argmax(logits)).
     if (n->in.size() == 2 && picks(*n, name_in(*n))) {
       auto& ids = analysis::same_values(n->in[1]);
       auto* found = turns(*ids);
@@ -443,8 +464,8 @@ int Region::sweeps() {
         member(*ids).order.picked.push_back(n);
       }
     }
-    // A fold with the running max, if its rows are those of the max (so that they can be scaled)
-    // and nothing else makes it wait.
+    // A reduction is computed with the running max if it has all axes of the max (so that its rows
+    // can be scaled), and if the max is the only reason to wait.
     if (s.top && s.before < at) {
       auto top = fold_stage.find(s.top);
       bool rows = std::all_of(s.top->axes.begin(), s.top->axes.end(),
@@ -467,9 +488,12 @@ int Region::sweeps() {
   return sweeps;
 }
 
-// What a later sweep reads, be it in the body of a loop, is stacked, not rematerialised, if it goes
-// on from chunk to chunk; and, if small values are kept, where it took work and is small beside the
-// largest value (a row's logsumexp).
+// Selects the nodes that later passes read from a stacked result instead of rematerializing them:
+// - nodes that carry a state from chunk to chunk (goes_on);
+// - with `small`: reductions, contractions and other nodes that need work, if they have at most 1/8
+//   of the bytes of the largest intermediate, such as the logsumexp of each row.
+// A reader in the body of a loop counts as well. Other nodes are rematerialized, and the same rule
+// applies to their operands.
 void Region::keep_for_later(bool small) {
   auto most = largest_bytes();
   std::set<std::pair<const Node*, int>> seen;
@@ -490,7 +514,7 @@ void Region::keep_for_later(bool small) {
     if (stage < 0 || stage >= at || in_body(*n) || enters(*n) || !seen.insert({n.get(), at}).second)
       continue;
     auto kind = n->op->kind;
-    bool copies = n->op->in_range && !walks(n->in[0]);  // of what is there anyway
+    bool copies = n->op->in_range && !walks(n->in[0]);  // copies from a resident table
     bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) ||
                 kind == Kind::result;
     bool stepped = goes_on(is_loop_result(*n) ? *n->in[0] : *n);
@@ -529,7 +553,7 @@ Nodes Region::between() {
   return out;
 }
 std::int64_t Region::largest_bytes() const {
-  std::unordered_set<const Node*> out;  // results are there anyway
+  std::unordered_set<const Node*> out;  // results are stored in any case
   for (auto& n : level_)
     if (leaves(*n)) {
       out.insert(n.get());

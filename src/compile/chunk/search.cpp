@@ -14,7 +14,8 @@
 namespace haliax {
 namespace {
 
-// the longest axis of the largest value
+// Returns the longest axis, other than the tiled axes, of the largest value of the regions. Nothing
+// if the regions contain a loop.
 std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const Regions& regions) {
   const Node* widest = nullptr;
   for (auto& n : level) {
@@ -37,16 +38,19 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   return tile;
 }
 
-constexpr std::int64_t kWholeRows = 64;  // queries whose scores are made in whole rows
-// queries, and keys, where a core's cache cannot hold those
+constexpr std::int64_t kWholeRows = 64;  // queries per iteration, if it has all keys
+// queries and keys of a tile, if kWholeRows rows of scores exceed the memory of a parallel slot
 constexpr std::int64_t kTileRows = 256, kTileColumns = 384;
-// bytes of a block of keys and values that comes from another device
+// largest block of keys and values that a device receives from another device, in bytes
 constexpr std::int64_t kMostVisits = 4 << 20;
 
 // ---- the search ----
 using Cuts = std::vector<std::pair<ChunkKey, std::int64_t>>;
 
-// So many positions a turn, or fewer, that each device can walk its own part of the axis.
+// Returns the largest chunk size up to `positions` that divides the block of a device, so that each
+// device can iterate over its own block of the axis. For example, given 10 positions of an axis of
+// 96 on 4 devices, returns 8. Returns `positions` if the axis has one block or unequal blocks, or
+// if one chunk holds the full axis.
 std::int64_t in_blocks(const ChunkKey& k, std::int64_t positions) {
   if (k.blocks == 1 || positions >= k.size || k.size % k.blocks) return positions;
   auto own = k.size / k.blocks;
@@ -54,7 +58,8 @@ std::int64_t in_blocks(const ChunkKey& k, std::int64_t positions) {
   while (own % positions) --positions;
   return positions;
 }
-// As many, or more where only far fewer would do, as of a part whose length is a prime number.
+// Returns the same, or the next larger divisor of the block if the smaller one has less than a
+// quarter of the positions. For example, given 10 positions and blocks of 31, returns 31, not 1.
 std::int64_t near_blocks(const ChunkKey& k, std::int64_t positions) {
   const auto own = k.size / k.blocks;
   if (auto fewer = in_blocks(k, positions); 4 * fewer >= std::min(positions, own)) return fewer;
@@ -76,8 +81,8 @@ std::string text_of(std::int64_t bytes) {
          (large ? " MiB" : " KiB");
 }
 
-// How many contractions a position takes part in: those of a loop's first body, as a smaller last
-// chunk has the same for others.
+// Returns the number of contractions per position. Only the first body of a loop is counted, since
+// the body of a smaller last chunk has the same contractions for other positions.
 int contractions_of(const Nodes& roots, const Node* index) {
   std::unordered_set<const Node*> seen;
   Nodes todo(roots);
@@ -110,9 +115,9 @@ std::int64_t lane_bytes_of(const std::vector<program::Step>& steps) {
 
 struct Trial {
   CutPlan plan;
-  std::int64_t bytes = 0, parallel_slot_bytes = 0;  // of the arena; of a lane, if there are any
+  std::int64_t bytes = 0, parallel_slot_bytes = 0;  // total; of one slot, or 0
   double cost = 0;
-  double contractions = 0;  // with each position
+  double contractions = 0;  // per position; not an integer if matmuls are saved
   program::Machine machine = {};
 };
 
@@ -139,8 +144,8 @@ class ChunkSearch {
     if (!call_.chunks.empty()) return asked();
     auto form = ChunkForm(call_.form);
     auto whole = trial({call_, {}, {}, how("whole")});
-    // Sums, and what is kept of each row, are nobody's budget. Scores above a budget that is given
-    // are never whole.
+    // Sums and saved values of rows, which every plan needs, do not count against the budget of
+    // scores. Scores with an explicit budget are always tiled.
     const bool of_scores = call_.scores, given = of_scores && call_.memory > 0;
     if (of_scores && (given || whole.bytes > budget_))
       budget_ = std::max(budget_, least().bytes + (given ? call_.memory : kUsualBudget));
@@ -152,17 +157,18 @@ class ChunkSearch {
     if (form != ChunkForm::tile) rows = by_rows();
     if (!inner_.empty()) tiles = by_tiles();
     if (!rows && !tiles) rows = least();
-    // devices hold a part of a row each: a tile would move it between them
+    // Each device stores a part of a row. A tile would move the part between devices.
     bool shared = tile_ && tile_->blocks > 1;
     bool take_rows = rows && (!tiles || shared || rows->cost <= tiles->cost);
     return take_rows ? explained(*rows, tiles) : explained(*tiles, rows);
   }
 
-  // The smallest chunks; raises if even they do not fit.
+  // Returns the plan with the smallest chunks. Raises a Refusal if it exceeds the budget, unless
+  // the call is one of scores.
   Trial least() const {
     auto t = trial(inner_.empty() ? rows(chunks_of(outer_, 1), {}) : tiled(1, 1));
-    // What is summed over rows in a wider dtype than it has in the end is whole while rows are
-    // walked one by one.
+    // A sum over rows that has a wider dtype than its result is materialized in full while the loop
+    // iterates over single rows. Chunks of all rows and one column may need less memory.
     if (!inner_.empty())
       if (auto all = trial(tiled(positions(outer_), 1)); all.bytes < t.bytes) t = std::move(all);
     if (t.bytes > budget_ && !call_.scores) refuse(t);
@@ -216,8 +222,10 @@ class ChunkSearch {
         (p.is_whole() ? "one chunk holds the full axis" : text_of(p.cuts)) + ", as requested";
     return p;
   }
-  // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes
-  // fewer. Nobody asked for `tile_`.
+  // Sorts the axes into outer and inner loops. Axes that need the fewest passes over the data are
+  // outer axes. An axis that needs more passes is an inner axis: a vocabulary needs several, since
+  // its logsumexp must be known first. tiles: may add an axis that the call did not request,
+  // `tile_`.
   void sort_axes(bool tiles) {
     std::vector<int> sweeps;
     for (auto& r : regions_.of) sweeps.push_back(r.sweeps());
@@ -234,11 +242,12 @@ class ChunkSearch {
         inner_ = std::exchange(outer_, {*tile_});
       else
         inner_.push_back(*tile_);
-    } catch (const Refusal&) {  // what lies inside cannot be cut along that axis
+    } catch (const Refusal&) {  // the regions cannot be tiled along this axis
       tile_.reset();
     }
   }
-  // Chunks of so many positions of some axes together, the last axis first.
+  // Returns chunk sizes of these axes that have about `positions` positions together. The last axis
+  // is filled first: given 128 positions of axes (8, 64), returns chunks of (2, 64).
   static Cuts chunks_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
     Cuts cuts;
     std::int64_t inner = 1;
@@ -261,11 +270,12 @@ class ChunkSearch {
             how(backward_ ? "recompute" : "forward")};
   }
 
-  // The most positions for which the plan fits. Bytes grow about linearly with them: the next guess
-  // lies between what fits and what does not.
+  // Returns the plan with the most positions that fits the budget, or a faster one with fewer
+  // positions. Since bytes grow about linearly with the positions, the next guess is interpolated
+  // between a size that fits and a size that does not.
   template <class Plan> std::optional<Trial> largest(std::int64_t size, const Plan& plan_of) const {
     std::optional<Trial> fits;
-    std::int64_t low = 0, high = size + 1;  // positions known to fit, and not to
+    std::int64_t low = 0, high = size + 1;  // largest size known to fit, smallest known not to
     double low_bytes = 0, high_bytes = 0;
     for (std::int64_t c = std::min<std::int64_t>(size, 64);;) {
       auto t = trial(plan_of(c));
@@ -278,7 +288,7 @@ class ChunkSearch {
         high_bytes = double(t.bytes);
       }
 
-      if (low + 1 >= high) break;  // not even one position fits, or nothing lies between
+      if (low + 1 >= high) break;  // not even one position fits, or the bounds are adjacent
       auto guess = high > size ? double(low) * double(budget_) / std::max(low_bytes, 1.0)
                                : double(low) + double(high - low) * (double(budget_) - low_bytes) /
                                                    (high_bytes - low_bytes);
@@ -287,20 +297,22 @@ class ChunkSearch {
       if (next <= low || (fits && double(next) < 1.06 * double(low))) break;
       c = next;
     }
-    for (int halves = 0; halves < 3 && low > 1; ++halves) {  // less may be faster: it lies nearer
+    // fewer positions may be faster, since their data fits in a faster cache
+    for (int halves = 0; halves < 3 && low > 1; ++halves) {
       low = rounded(low / 2, size);
       auto t = trial(plan_of(low));
       if (t.bytes <= budget_ && t.cost < fits->cost) fits = std::move(t);
     }
     return fits;
   }
-  // turns of one size, or nearly, in units that suit the machine
+  // Returns a chunk size of at most c with chunks of equal or nearly equal sizes. Large sizes are
+  // multiples of block sizes that suit the machine, if the chunks cannot be equal.
   static std::int64_t rounded(std::int64_t c, std::int64_t size) {
     if (c >= size) return size;
     std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
     auto turns = (size + c - 1) / c;
     for (auto t = turns; t <= turns + turns / 5; ++t)
-      if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last one
+      if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last chunk
     auto even = ((size + turns - 1) / turns + unit - 1) / unit * unit;
     return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
   }
@@ -308,12 +320,14 @@ class ChunkSearch {
     auto keys = tile_ ? regions_.keys : outer_;
     return largest(positions(keys), [&](std::int64_t c) { return rows(chunks_of(keys, c), {}); });
   }
-  // Queries by themselves, in turns of so many; keys that are walked around them, where their
-  // blocks are not too large within those of other axes.
+  // Returns a plan over rows with these chunk sizes. If the keys rotate around a ring (`keys_`),
+  // adds a loop over blocks of keys around the loop over queries. It is the outermost loop if a
+  // block has at most kMostVisits bytes. Otherwise, it is inside of as many loops over `tiles` as
+  // that needs.
   CutPlan rows(Cuts cuts, std::vector<ChunkKey> tiles) const {
     if (!keys_) return {call_, std::move(cuts), std::move(tiles), how(rows_form())};
     const auto chunk = keys_->size / call_.blocks;
-    std::int64_t bytes = 0;  // of a block of all that has keys
+    std::int64_t bytes = 0;  // size of one block of all inputs with keys
     for (auto& n : alone_.inputs)
       if (find(*n, keys_->axis)) bytes += n->bytes() / keys_->size * chunk;
     std::size_t at = 0;
@@ -322,7 +336,7 @@ class ChunkSearch {
     tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
     return {call_, std::move(cuts), std::move(tiles), how(rows_form()), at, true};
   }
-  // Along which a query's scores have their greatest.
+  // Returns the axes of keys: those along which a query takes the maximum of its scores.
   Axes keys_of(const Nodes& level, const Regions& regions) const {
     Axes out;
     for (auto& n : level) {
@@ -334,7 +348,8 @@ class ChunkSearch {
     }
     return out;
   }
-  // The longest of them, if it makes even blocks and can be walked.
+  // Returns the longest axis of keys that is divisible by `blocks`. Nothing if there is none, or if
+  // the regions cannot be tiled along it.
   std::optional<ChunkKey> longest_keys(int blocks) const {
     auto level = level_of(alone_.roots, nullptr);
     Regions regions(call_, alone_.roots, level);
@@ -350,7 +365,7 @@ class ChunkSearch {
     try {
       auto with = haliax::tiled(alone_.roots, level, nullptr, regions, k);
       Region(k.attr(), with, level_of(with, nullptr)).sweeps();
-    } catch (const Refusal&) {  // it cannot be walked
+    } catch (const Refusal&) {  // cannot be tiled along the axis
       return {};
     }
     return k;
@@ -366,16 +381,16 @@ class ChunkSearch {
     auto level = level_of(alone_.roots, nullptr);
     return widest_of(level, Regions(call_, alone_.roots, level));
   }
-  // Of the widest scores that a turn makes, of so many queries and of each of those axes one
-  // position.
+  // Returns the bytes of the widest scores of an iteration with this number of queries and one
+  // position of each axis in `free`.
   std::int64_t scores_bytes(const std::vector<ChunkKey>& free, std::int64_t queries) const {
     auto* widest = widest_scores();
     if (!widest) return 0;
     auto all = positions(free) * positions(regions_.keys) * (keys_ ? call_.blocks : 1);
     return widest->bytes() / all * std::min(queries, positions(regions_.keys));
   }
-  // The axes that each position goes along by itself, but the walked ones: heads, examples of a
-  // batch.
+  // Returns the axes along which positions are independent, such as heads and the examples of a
+  // batch, except the tiled axes of the call.
   std::vector<ChunkKey> free_axes() const {
     auto roots = alone_.roots;
     auto level = level_of(roots, nullptr);
@@ -395,17 +410,17 @@ class ChunkSearch {
         auto with = haliax::tiled(roots, level, nullptr, regions, k);
         Region region(k.attr(), with, level_of(with, nullptr));
         if (region.sweeps() > sweeps) continue;
-        auto large = [&](const NodePtr& n) {  // as the gradient of a bias that all examples share
+        auto large = [&](const NodePtr& n) {  // such as the gradient of a bias shared by examples
           return has(n->axes, call_.axis) && without(keys, n->axes).empty();
         };
         auto folds = region.folds();
         if (std::none_of(folds.begin(), folds.end(), large)) out.push_back(k);
-      } catch (const Refusal&) {}  // it cannot be walked
+      } catch (const Refusal&) {}  // cannot be tiled along the axis
     }
     return out;
   }
-  // Few queries of one example and one head a turn, so that its scores stay in a core's cache, and
-  // turns side by side.
+  // Returns a plan whose iterations process a few queries of one head of one example, so that the
+  // scores of an iteration stay in the cache of a core, and iterations can run in parallel.
   CutPlan one_by_one(const std::vector<ChunkKey>& free, std::int64_t queries) const {
     Cuts cuts;
     for (auto& k : free) cuts.push_back({k, 1});
@@ -413,25 +428,26 @@ class ChunkSearch {
     cuts.insert(cuts.end(), mine.begin(), mine.end());
     return rows(std::move(cuts), free);
   }
-  // The same queries, whose keys are walked, too: their scores are never whole in a row. Not where
-  // keys go round.
+  // Returns the plan with keys tiled as well, so that no full row of scores is materialized. Not
+  // used if keys rotate around a ring.
   CutPlan within(CutPlan plan, const ChunkKey& keys, std::int64_t chunk) const {
     plan.cuts.push_back({keys, chunk});
     plan.tiles.push_back(keys);
     plan.late = true;
     return plan;
   }
-  // Turns side by side, in the budget; or as they are asked for.
+  // Returns the trial if its iterations run in parallel slots and fit the budget, or if the call
+  // requests chunk sizes. Nothing otherwise.
   std::optional<Trial> fitting(CutPlan plan) const {
     try {
       if (auto t = trial(std::move(plan));
           !call_.chunks.empty() || (t.parallel_slot_bytes > 0 && t.bytes <= budget_))
         return t;
-    } catch (const Refusal&) {}  // it cannot be walked so
+    } catch (const Refusal&) {}  // the regions cannot be tiled this way
     return {};
   }
-  // Queries of a tile: fewer where a query has several scores with a key, as of heads that are
-  // mixed.
+  // Returns the number of queries of a tile. It is smaller if a query has several scores with a
+  // key, such as those of heads that are mixed.
   std::int64_t tile_rows(const std::vector<ChunkKey>& free, const ChunkKey& keys) const {
     auto* widest = widest_scores();
     auto together =
@@ -442,14 +458,14 @@ class ChunkSearch {
     const auto max_parallel_slot_bytes = std::int64_t(machine.max_parallel_slot_bytes);
     if (max_parallel_slot_bytes == 0) return {};
     auto free = free_axes();
-    if (scores_bytes(free, kWholeRows) <= max_parallel_slot_bytes)  // rows that a lane can hold
+    if (scores_bytes(free, kWholeRows) <= max_parallel_slot_bytes)  // full rows fit in a slot
       if (auto t = fitting(one_by_one(free, kWholeRows));
           t && t->parallel_slot_bytes <= max_parallel_slot_bytes)
         return t;
     if (auto keys = keys_ || machine.tiles_score_rows ? std::nullopt : longest_keys(1))
       if (auto t = fitting(within(one_by_one(free, tile_rows(free, *keys)), *keys, kTileColumns)))
         return t;
-    std::optional<Trial> best;  // or fewer, as there are lanes for
+    std::optional<Trial> best;  // fewer queries, until an iteration fits in a slot
     for (std::int64_t queries = 32;
          queries >= 8 && !(best && best->parallel_slot_bytes <= max_parallel_slot_bytes);
          queries /= 2)
@@ -468,7 +484,7 @@ class ChunkSearch {
 
   CutPlan explained(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
-    // to a tenth, where a part of the turns keeps what others make again
+    // rounded to a tenth: some iterations may reuse matmuls that other iterations recompute
     auto contractions = [](const Trial& x) {
       auto tenths = std::lround(10 * x.contractions);
       auto part = tenths % 10 ? "." + std::to_string(tenths % 10) : "";
@@ -505,7 +521,7 @@ class ChunkSearch {
   Regions regions_;
   Origin origin_;
   IsolatedSubgraph alone_;
-  std::optional<ChunkKey> tile_, keys_;  // keys_: whose blocks are walked around all else
+  std::optional<ChunkKey> tile_, keys_;  // keys_: rotate around a ring
   std::vector<ChunkKey> outer_, inner_;
   bool backward_ = false;
   std::int64_t budget_ = 0;

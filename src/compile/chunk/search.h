@@ -1,7 +1,9 @@
-// In what chunks a call of chunked_reduce is cut: decided by planned bytes, which are exact, and an
-// estimate of time. A cut is tried by running the passes that follow on the regions alone. Always:
-// what is chosen follows from the graph, the call and the kind of device, so it is the same in
-// every run.
+// Chooses the chunk sizes of a call of chunked_reduce by its planned bytes, which are exact, and by
+// an estimate of time. For each candidate, the search compiles the regions of the call alone with
+// the passes that follow.
+//
+// Always  the choice depends only on the graph, the call and the kind of device. It is the same in
+//         every run, with any number of threads.
 #pragma once
 #include <functional>
 
@@ -10,19 +12,20 @@
 
 namespace haliax {
 
-// What the passes from `chunk` on make of a graph by itself; regions lie in so many loops.
+// A graph that was compiled alone with the passes from `chunk` on. depth: the number of loops
+// around its regions.
 struct TrialResult {
-  Nodes graph;  // before it is lowered
+  Nodes graph;  // before lowering
   std::shared_ptr<program::Program> program;
-  double saved_work = 0;          // of its multiplications, the share that is not done
-  program::Machine machine = {};  // that it is for
+  double saved_work = 0;          // share of its multiplications that reuse_matmuls saves
+  program::Machine machine = {};  // cost model of the device of the program
 };
 using ChunkTrial = std::function<TrialResult(const Nodes& roots, const Nodes& inputs, int depth)>;
 
-// rounds: see cut_chunks
+// Returns the plan of a call. rounds: see cut_chunks.
 CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&,
                   bool rounds);
-// raises if not even the smallest chunk fits
+// Raises if the call has a budget, and even the smallest chunks exceed it.
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&);
 
 }  // namespace haliax

@@ -1,5 +1,5 @@
-// Results of a walk that are carried from turn to turn: the max so far with the sums that are
-// scaled by it, what a loop along the axis has left, and what ops say that go by turns.
+// Loop results that are carried from chunk to chunk: a running max with the sums that it scales,
+// the state of a loop along the axis, and the state of a block scan.
 #include <algorithm>
 #include <cmath>
 
@@ -11,19 +11,21 @@
 namespace haliax {
 namespace {
 
-// What exp(x - top) subtracts: the max, or 0 where that is not finite.
+// Returns the shift s of exp(x - s): the max, or 0 where the max is not finite.
 NodePtr shift_of(const NodePtr& top) {
   return prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean), top,
                       prim::number(0, top->dtype));
 }
-// What a loop carries from turn to turn, from this start on.
+// Returns a loop result that is carried between iterations, with this initial value and no values.
 LoopResult carried(Monoid m, const NodePtr& start, const NodePtr& index) {
   return {Fold::carry, m, {}, start, prim::carry(index, start->axes, start->dtype)};
 }
 
 }  // namespace
 
-// A loop along the axis on one chunk: it starts from what the turn before has left.
+// Returns a loop along the axis on one chunk. It starts from the final state of the previous chunk.
+// For example, a scan over 10 positions in chunks of 4 becomes an outer loop over the chunks at 0
+// and 4, which scans 4 positions per iteration, and a remainder at 8, which scans 2 positions.
 NodePtr Region::steps_on_chunk(const NodePtr& n, std::size_t b) {
   Loop l = loop_of(*n);
   auto& old = l.index[0];
@@ -60,10 +62,11 @@ void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
 
 struct Region::Turn {
   std::size_t body;
-  NodePtr shift, hidden;  // of the max so far; is that -inf?
+  NodePtr shift, hidden;  // the shift by the running max; a flag: the running max is -inf
 };
 
-// n, which is linear in exp(x - top), with the shift so far in place of the final one.
+// Returns n, which is linear in exp(x - top), on a chunk, with the shift of the running max in
+// place of the final shift.
 NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& turn, bool hides,
                               Parts& memo) {
   const auto b = turn.body;
@@ -91,10 +94,15 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& tur
   return memo[n.get()] = out;
 }
 
-// The running max, and the sums that are linear in exp(x - max): scaled whenever it grows. As long
-// as it is -inf, exp(x - max) is NaN: it is taken for 0, and the sum becomes NaN in the end if the
-// max has stayed -inf. Where a choice may drop the NaN, it is NaN on the way, too, and what was
-// summed so far is forgotten when the max grows.
+// Adds the running max, and the sums that are linear in exp(x - max), to the results of a loop.
+// Each iteration computes, with m the max so far and m' the max including this chunk:
+//
+//     sum' = sum * exp(m - m') + sum over the chunk of exp(x - m')
+//
+// While m' is -inf, exp(x - m') is NaN without a guard. It is computed as 0 instead, and the final
+// sum becomes NaN if the max is still not finite (see finished). If a select may drop the NaN
+// (`hides`), the exponential is NaN during the loop as well, and the sum restarts at 0 in the
+// iteration in which the max first exceeds -inf.
 void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   auto& folds = known_of(*top).order.streams;
   auto d = top->dtype;
@@ -109,12 +117,12 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
     auto shift = shift_of(now);
     const Turn turn{b, shift, prim::equal(now, least)};
     auto first = prim::equal(best, least);
-    // from -inf
+    // The max exceeds -inf for the first time.
     auto grows = prim::map(prim::kBitAnd, {first, prim::logical_not(turn.hidden)}, DType::boolean);
-    // of the first max: 1
+    // The scale is 1 as long as the max before this chunk is -inf.
     auto scale = prim::exp(prim::sub(prim::select(first, shift, shift_of(best)), shift));
     max.value.push_back(now);
-    Parts memo[2];  // of those that no choice drops, and of others
+    Parts memo[2];  // by `hides`
     for (std::size_t k = 0; k < folds.size(); ++k) {
       auto& n = folds[k];
       const bool hides = streamed(n).hides;
@@ -136,13 +144,14 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   }
 }
 
-// What an op knows that goes by turns: carried from chunk to chunk.
+// Returns the state of a block scan as loop results that are carried from chunk to chunk.
 std::vector<LoopResult> Region::known_by(const BlockScan& t) const {
   std::vector<LoopResult> out;
   for (auto& x : t.start) out.push_back(carried(Monoid::sum, x, index_[0]));
   return out;
 }
-// After a turn of this body it knows more; the last of it, if it makes a block of its value.
+// Appends the state after an iteration of body b to `known`. Returns the last node of
+// BlockScan::next: for a running scan, the block of the value.
 NodePtr Region::turn_of(const BlockScan& t, std::vector<LoopResult>& known, std::size_t b,
                         bool reverse) {
   Nodes before, blocks;

@@ -1,4 +1,5 @@
-// Turns of a loop that are not worth making.
+// Early exit: computes flags with which an iteration, or a part of it, is skipped at run time,
+// because masks that are false everywhere make its values 0 or leave the carries unchanged.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -21,7 +22,9 @@ bool holds(const Nodes& list, const NodePtr& n) {
   return std::find(list.begin(), list.end(), n) != list.end();
 }
 
-// What is added to a sum, one after another: all, or what then needs no temporary.
+// Returns the terms of a sum, in order. all = false: splits the sum only at terms that accumulate
+// in place, that is at contractions and scatters, so that they need no temporary. For example,
+// given x + dot(a, b), returns [x, dot(a, b)]; given x + y, returns [x + y], or [x, y] if `all`.
 Nodes terms_of(const NodePtr& value, bool all) {
   auto adds = [](const NodePtr& x) {
     return x->op->kind == Kind::contract || accumulates(*x, Monoid::sum);
@@ -40,12 +43,12 @@ Nodes terms_of(const NodePtr& value, bool all) {
   return terms;
 }
 
-// A part of a turn while it is put together.
+// A part of an iteration while it is assembled.
 struct Making {
   std::vector<std::pair<std::size_t, NodePtr>> values;
   std::unordered_set<const Node*> products;
-  Nodes masks;
-  std::int64_t largest = 1;  // positions of a value that it makes
+  Nodes masks;               // all values are 0 if one of them is false everywhere
+  std::int64_t largest = 1;  // number of elements of its largest value
   void join(const Making& o) {
     values.insert(values.end(), o.values.begin(), o.values.end());
     products.insert(o.products.begin(), o.products.end());
@@ -56,20 +59,21 @@ struct Making {
     return std::any_of(products.begin(), products.end(),
                        [&](auto* x) { return o.products.count(x) > 0; });
   }
-  // by what says most, which is the first of the masks
+  // Returns true if the first mask of one part is a mask of the other, or if both have no masks.
   bool masked_alike(const Making& o) const {
     if (masks.empty() || o.masks.empty()) return masks.empty() && o.masks.empty();
     return holds(masks, o.masks[0]) || holds(o.masks, masks[0]);
   }
 };
-// Where a turn has to make a product to know that it makes nothing, it may as well go on: other
-// products say for themselves in which blocks they are nothing, and what lies between is one walk
-// over the scores in place of two.
+// Returns true if an iteration must compute a contraction to evaluate the mask. Such a mask yields
+// no flag: it would cost a second pass over the scores. The iteration continues instead, and its
+// matmuls skip their masked blocks (masked_matmuls.h).
 bool reads_product(const NodePtr& mask, const Node* index) {
   auto created = level_of({mask}, index);
   return std::any_of(created.begin(), created.end(),
                      [](auto& n) { return n->op->kind == Kind::contract; });
 }
+// Joins parts that are `alike`, also transitively. The order of parts is preserved.
 template <class Alike> void join(std::vector<Making>& parts, const Alike& alike) {
   for (std::size_t i = 0; i < parts.size(); ++i)
     for (std::size_t j = i + 1; j < parts.size();) {
@@ -83,9 +87,13 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
     }
 }
 
-// When a turn is made whose loop carries something. Under a window, or in packed texts, most keys
-// that come before those which a query sees would be weighed, as nothing is known then that weighs
-// more than what a mask puts: so what is seen comes first.
+// Sets the flags of an iteration of a loop with carries.
+//
+// Until a query has processed a visible key, its running maximum is at most the mask value (-1e9).
+// Masked keys then have weight exp(-1e9 - max) = 1, and the iteration changes the carries. With
+// sliding windows or packed sequences, most masked keys precede the visible keys. If the order of
+// iterations is free, iterations with visible keys therefore run first. The other iterations follow
+// in a second loop (`deferred`), and most of them leave the carries unchanged and are skipped.
 void end_carried(IterationPart& whole, const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
   std::vector<IterationResult> created;
@@ -100,6 +108,8 @@ void end_carried(IterationPart& whole, const Loop& l, std::size_t body) {
   whole.deferred = analysis::both_flags(prim::logical_not(flags.may_be_true), flags.changes);
 }
 
+// Returns the parts of an iteration, each with its flag. There is only one part if the loop has
+// carries, or if an iteration must not be split.
 std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
   IterationPart whole, split;
   bool carries = false, known = true;
@@ -128,7 +138,7 @@ std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_
   for (auto& v : split.values) {
     Making p{{v}, {}, masks.of(v.second)};
     for (auto& n : level_of({v.second}, index)) {
-      if (n->op == &kCollective) return {whole};  // others wait for it
+      if (n->op == &kCollective) return {whole};  // other devices wait for the collective
       if (n->op->kind == Kind::contract) p.products.insert(n.get());
       p.largest = std::max(p.largest, n->size());
     }
@@ -136,6 +146,8 @@ std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_
     parts.push_back(std::move(p));
   }
   join(parts, [](auto& a, auto& b) { return a.shares_product(b); });
+  // A flag is the maximum of a mask, which is too expensive unless the mask is much smaller than
+  // the values of the part.
   for (auto& p : parts)
     if (!p.masks.empty() && 8 * analysis::smallest(p.masks)->size() > p.largest) p.masks.clear();
   join(parts, [](auto& a, auto& b) { return a.masked_alike(b); });
@@ -156,7 +168,7 @@ IterationFlags iteration_flags(const std::vector<IterationResult>& results, cons
   Nodes values, masks;
   for (auto& r : results) values.push_back(r.value);
   for (auto& n : level_of(values, index)) {
-    if (n->op == &kCollective) return {};  // others wait for it
+    if (n->op == &kCollective) return {};  // other devices wait for the collective
     if (n->op->kind != Kind::reduce && n->op->kind != Kind::contract) continue;
     for (auto& x : n->in)
       for (auto& m : analysis::masks_of(x, chunk.name))

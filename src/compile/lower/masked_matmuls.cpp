@@ -1,10 +1,17 @@
-// Blocks of products that a mask makes nothing of. A product of weights that are 0 wherever a mask
-// is false leaves out the blocks in which it is false throughout, and so does one whose result is
-// only read where a mask holds. Both are found in the graph: what an operand, or a reader, becomes
-// where the mask is false (ops/masks.h). A weight is 0 there if, say, it is exp(-1e9 - max): that
-// is looked up when the program runs, row by row, and where it is not so nothing is left out. So
-// values are those of the whole, where these are finite: a NaN beside a weight of 0 is not looked
-// for.
+// Finds the blocks of contractions that masks make unnecessary. There are two cases:
+//
+// - An operand is 0 where a mask is false, such as the weights in `dot(weights, values)`.
+// - The readers of the result use it only where a mask is true, such as the scores in
+//   `where(mask, scores, -1e9)`.
+//
+// In both cases, blocks in which the mask is false everywhere are skipped. The analysis computes
+// the value of the operand, or of the reader, where the mask is false (analysis/masked_values.h).
+//
+// Some values are only known at run time: a weight exp(-1e9 - max) is 0 unless max is about -1e9,
+// as in a row without visible keys. The program then checks all rows, and skips blocks only if
+// the values are 0 in each of them. Results therefore equal those of the full contraction, provided
+// that the other operand is finite: the full contraction multiplies NaN or infinity by 0, which
+// yields NaN.
 #include "compile/lower/masked_matmuls.h"
 
 #include <algorithm>
@@ -20,7 +27,8 @@ namespace haliax {
 
 namespace {
 
-// 0 with each of the three, where all of the result is made.
+// The result is 0 if any one of the three operands is 0, provided that all of it is defined: it is
+// not if skipped blocks are unread.
 Linear zero_in_masked(const Node& n, std::size_t) {
   auto m = MaskedMatmulAttr::of(n);
   bool sums =
@@ -28,7 +36,8 @@ Linear zero_in_masked(const Node& n, std::size_t) {
   return m.zero || sums ? Linear::one : Linear::no;
 }
 
-// A flag for each block of each of the axes, in their order.
+// Returns a message unless in[2] has one bool flag per block, with the axes of the blocks in the
+// order of `sides`. Empty: valid.
 std::string fault_of_masked(const Node& n) {
   if (n.in.size() != 3) return "it has no block flags";
   auto m = MaskedMatmulAttr::of(n);
@@ -58,28 +67,32 @@ const Op kMaskedMatmul{.name = "dot",
 
 namespace {
 
-// What is left out of a product: blocks in which none of these masks holds, if all of `if_zero` are
-// 0.
+// The blocks that a contraction skips: blocks in which one of the masks is false everywhere, if all
+// values in `if_zero` of this mask are 0 at run time.
 struct LeftOut {
   struct Mask {
     NodePtr mask;
     Nodes if_zero;
   };
   std::vector<Mask> masks = {};
-  bool zero = false;  // they are 0 in the result
+  bool zero = false;  // skipped blocks are 0 in the result
 };
 
-constexpr double kLeastWork = 1 << 22;    // multiplications of a product of whole arrays
-constexpr double kLeastVector = 1 << 17;  // of a vector and a matrix, which is read for each
-constexpr std::int64_t kLeastBlocks = 4;  // of each of its axes
-// Multiplications of a matrix that leaves blocks out itself: of smaller ones several may go in one
-// call, which makes all.
+// Outside of loops over scores: the fewest multiplications for which blocks are skipped.
+constexpr double kLeastWork = 1 << 22;    // matrix times matrix
+constexpr double kLeastVector = 1 << 17;  // vector times matrix; each one reads a matrix element
+constexpr std::int64_t kLeastBlocks = 4;  // blocks per axis
+// The fewest multiplications per matrix for which a kernel skips blocks in an iteration. A backend
+// may compute several smaller matrices in one batched call, which computes all blocks.
 constexpr std::int64_t kLeastMatrix = 1 << 19;
-enum class Inside { no_turn, turn, loop_of_turn };  // over scores
+// The position of a level relative to a loop over scores: outside of one, its body, or the body of
+// another loop inside of its body.
+enum class Inside { no_turn, turn, loop_of_turn };
 
 class MaskedProducts {
  public:
-  // `turn`: it has few queries, so that keys alone go in blocks.
+  // index: the loop index of the level; null: the top level. `turn`: the level is the body of a
+  // loop over scores. It has few queries, so only keys are split into blocks.
   MaskedProducts(const Nodes& values, const Node* index, const program::Machine& machine, bool turn)
       : machine_(machine), turn_(turn) {
     auto all = level_of(values, index);
@@ -105,7 +118,8 @@ class MaskedProducts {
   }
 
  private:
-  // Positions of the blocks that the machine's product leaves out; 0: none.
+  // Returns the size, in positions, of the blocks that a kernel of the machine skips. 0: the kernel
+  // skips no blocks.
   std::int64_t shown_of(const Node& n) const {
     const auto dtype = n.in[0]->dtype;
     if (is_vectors(n)) return machine_.mask_block_vector;
@@ -118,8 +132,8 @@ class MaskedProducts {
     return std::accumulate(axes.begin(), axes.end(), 1.,
                            [](double n, auto& a) { return n * double(a.size); });
   }
-  // Of whole arrays, vectors and matrices: of one query with all the keys so far, as a text is
-  // written.
+  // Returns true for a product of a vector and a matrix, possibly batched, outside of loops over
+  // scores. An example is the attention of one query to all previous keys during generation.
   bool is_vectors(const Node& n) const {
     auto reads = [](DType d) { return d == DType::f32 || d == DType::bf16; };
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
@@ -130,22 +144,26 @@ class MaskedProducts {
     const auto work = points(joined(n.in[0]->axes, n.in[1]->axes));
     return work >= (is_vectors(n) ? kLeastVector : kLeastWork) && shown_of(n) > 0;
   }
-  // Does a product of a turn leave out blocks along `a` itself? It packs what it reads once; one
-  // for each block packs again. Of bf16 it would hold all keys widened: too much for a core's cache
-  // beside 64 rows of 1,024.
+  // Returns true if a matmul in an iteration skips blocks along `a` in its kernel, rather than in a
+  // loop over blocks. One matmul packs its operands once; a matmul per block packs them again. bf16
+  // uses the loop: the kernel would store all keys as f32, and they would exceed the cache of a
+  // core together with 64 rows of 1,024 scores.
   bool goes_inside(const Node& n, const Axis& a) const {
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
     const double rows = points(p.m), columns = points(p.n), summed = points(p.k);
     return n.in[0]->dtype == DType::f32 && shown_of(n) > 0 && is_side(n, a) &&
            std::min({rows, columns, summed}) >= 16 && rows * columns * summed >= kLeastMatrix;
   }
-  // Of an axis: large enough for a product, small enough that few positions are made in vain. 0: it
-  // is not worth while.
+  // Returns the block size for an axis of this size. In an iteration, a block is large enough for
+  // an efficient matmul, and small enough that few masked positions are computed. 0: the axis is
+  // not split.
   std::int64_t block_of(const Node& n, std::int64_t size) const {
     if (!turn_) return size >= kLeastBlocks * shown_of(n) ? shown_of(n) : 0;
     return size >= 2048 ? 192 : size >= 192 ? 96 : 0;
   }
 
+  // Returns the contraction without masked blocks, along the first axis for which there are masks.
+  // Null: there is none. Masks that make an operand 0 have priority over masks of readers.
   NodePtr masked(const Node& n) const {
     for (std::size_t side : {0u, 1u})
       for (auto& a : n.in[side]->axes)
@@ -157,6 +175,7 @@ class MaskedProducts {
         return created;
     return nullptr;
   }
+  // Returns the blocks in which operand x is 0.
   static LeftOut of_operand(const NodePtr& x, Name axis) {
     LeftOut out{.zero = true};
     for (auto& m : analysis::masks_of(x, axis)) {
@@ -168,8 +187,10 @@ class MaskedProducts {
     }
     return out;
   }
+  // Returns the blocks that the readers of n do not use, or multiply by 0.
   LeftOut of_readers(const Node& n, Name axis) const {
-    Nodes ends;  // what others read of all that is made of it point by point
+    // The values computed elementwise from n (and n itself) that other ops or results read.
+    Nodes ends;
     std::vector<const Node*> todo{&n};
     std::unordered_set<const Node*> seen{&n};
     while (!todo.empty()) {
@@ -203,14 +224,15 @@ class MaskedProducts {
     }
     return out;
   }
-  // Is it the only axis of m, of n or of k of the product?
+  // Returns true if `a` is the only axis of m, n or k with more than one position.
   static bool is_side(const Node& n, const Axis& a) {
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
     for (auto* side : {&p.m, &p.n, &p.k})
       if (has(*side, a.name)) return points(*side) == double(a.size);
-    return false;  // of a batch
+    return false;  // a batch axis
   }
-  // What the masks and the product go along beside `a`: the longest of it.
+  // Returns the longest axis other than `a` that a mask and the contraction share, and that may be
+  // split into blocks. It is the query axis if `a` is the key axis.
   std::optional<Axis> queries_of(const Node& n, const Axis& a, const LeftOut& what) const {
     std::optional<Axis> longest;
     for (auto& [mask, if_zero] : what.masks)
@@ -221,6 +243,8 @@ class MaskedProducts {
       }
     return longest;
   }
+  // Returns the contraction that skips these blocks along `a`. Null: there are no cheap flags, or
+  // an axis is unsuitable.
   NodePtr with(const Node& n, const Axis& a, const LeftOut& what) const {
     const bool inside = !turn_ || goes_inside(n, a);
     std::vector<analysis::AxisBlocks> blocks{{a, inside ? shown_of(n) : block_of(n, a.size)}};
@@ -230,7 +254,7 @@ class MaskedProducts {
       if (!queries) return nullptr;
       blocks.push_back({*queries, shown_of(n)});
     }
-    NodePtr created;  // flags, of blocks
+    NodePtr created;  // a flag per block
     for (auto& [mask, if_zero] : what.masks) {
       auto may = analysis::may_be_true(mask, blocks);
       if (!may || !has(may->axes, blocks[0].blocks().name)) continue;
@@ -241,7 +265,7 @@ class MaskedProducts {
     if (!created) return nullptr;
     OriginScope here(n.origin);
     bool sums = !inside && !find(n, a.name);
-    // of blocks: rounded once
+    // A sum over blocks accumulates in f32, and is rounded once at the end.
     auto dtype = sums && is_float(n.dtype) && bytes_of(n.dtype) < 4 ? DType::f32 : n.dtype;
     MaskedMatmulAttr attr{.zero = what.zero, .in_kernel = inside};
     Axes flags;
@@ -265,14 +289,14 @@ class MaskedProducts {
 Nodes in_level(const Nodes& values, const Node* index, const program::Machine& machine, bool turn) {
   Rewrite found, to;
   MaskedProducts(values, index, machine, turn).rewrite(found);
-  for (auto& n : level_of(values, index))  // the older ones first: others are made of them
+  for (auto& n : level_of(values, index))  // operands first: replacements may read replacements
     if (auto y = found.find(n.get()); y != found.end())
       to[n.get()] = substitute({y->second}, to, index)[0];
   return to.empty() ? values : substitute(values, to, index);
 }
 Nodes in_levels(const Nodes& values, const Node* index, const program::Machine& machine,
                 Inside inside) {
-  std::unordered_set<const Node*> of_scores;  // indices
+  std::unordered_set<const Node*> of_scores;  // loop indices
   auto mine = inside == Inside::loop_of_turn
                   ? values
                   : in_level(values, index, machine, inside == Inside::turn);

@@ -1,12 +1,14 @@
-// Products of which masks leave blocks out.
+// Matmuls that skip blocks which a mask makes 0, or which no op reads. An example is attention
+// under a causal mask, which needs about half of the blocks of the scores.
 #pragma once
 #include "program/program.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
 
-// in[0] x in[1], as a contraction, but for the blocks along these axes whose flag in in[2] is
-// false: what they would add is 0, or where the result has all of the axes nobody reads them.
+// The contraction of in[0] and in[1] without some blocks. in[2] has a flag per block along the axes
+// `sides`; blocks whose flag is false are skipped. If a side is a contracted axis, a skipped block
+// would add 0. Else a skipped block is a part of the result that is 0 (`zero`) or that no op reads.
 extern const Op kMaskedMatmul;
 struct MaskedMatmulAttr {
   struct Grain {
@@ -14,8 +16,9 @@ struct MaskedMatmulAttr {
     std::int64_t size = 1;  // positions of a block
   };
   std::vector<Grain> sides = {};
-  bool zero = false;      // where the result has the axes: it is 0 in those blocks
-  bool in_kernel = true;  // one product that leaves them out itself; else one for each block
+  bool zero = false;  // if the result has the axes: it is 0 in skipped blocks, else unread there
+  // true: one matmul whose kernel skips the blocks; false: a loop with one matmul per block
+  bool in_kernel = true;
   Attr attr() const {
     Attr a{.ints = {zero, in_kernel}};
     for (auto& s : sides) {
@@ -32,15 +35,19 @@ struct MaskedMatmulAttr {
     return m;
   }
 };
-// The axes of a product by what they are to its matrices: of each of a batch (m, n) = sum over k of
-// (m, k) (k, n).
+// The axes of a contraction by their role: out[batch, m, n] = sum over k of a[batch, m, k] *
+// b[batch, k, n]. For example, given axes [h, q, d] and [h, k, d] and the result [h, q, k], batch
+// is [h], m is [q], n is [k] (keys), and k is [d].
 struct MatmulAxes {
   Axes batch = {}, m = {}, n = {}, k = {};
   MatmulAxes(const Axes& a, const Axes& b, const Axes& out);
 };
-// The same values, from such products: of the scores of attention under a causal mask, say. In
-// turns over chunks of scores keys go in blocks; of products of whole arrays queries, too, if the
-// machine's leave out blocks themselves; keys alone, where there is one query.
+// Returns roots with the same values, in which contractions under a mask skip blocks. The axes that
+// are split into blocks depend on the contraction:
+//
+// - In an iteration of a loop over chunks of scores: keys.
+// - Outside of such loops, for matrices: keys and queries, if the machine's kernels skip blocks.
+// - Outside of such loops, for one query: keys, under the same condition.
 Nodes masked_matmuls(const Nodes& roots, const program::Machine& machine);
 
 }  // namespace haliax

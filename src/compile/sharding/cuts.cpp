@@ -1,5 +1,6 @@
-// How the points of an op are cut: by what it reads, by what is wanted of it, and along axes that
-// it needs whole.
+// Chooses the sharding of the iteration space of each op: from the shardings of its operands, from
+// the mapping and from the preferred sharding of its result. Mesh axes of an axis that the op
+// requires in full move to another axis.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -10,8 +11,9 @@
 namespace haliax::partitioning {
 namespace {
 
-// Does the largest of so many blocks have a smaller share of a than of b? If not less, the longer
-// axis is better.
+// Returns true if `a` is the better axis to shard into this number of blocks: its largest block is
+// a smaller fraction of the axis, or the fractions are equal and `a` is longer. For example, given
+// 4 blocks, size 8 (2/8 per device) is better than size 6 (2/6).
 bool takes_cut_better(const Axis& a, const Axis& b, std::int64_t blocks) {
   auto share = [&](const Axis& x) {
     return double((x.size + blocks - 1) / blocks) / double(x.size);
@@ -21,15 +23,27 @@ bool takes_cut_better(const Axis& a, const Axis& b, std::int64_t blocks) {
 
 }  // namespace
 
+// Shards axis a of the iteration space in addition to `work`, if a and the mesh axes are free and
+// the rules allow it.
 void Planned::assign(const Node& n, Sharding& work, Name a, const MeshAxes& cut) const {
   if (cut.empty() || !work.mesh_axes(a).empty() || cut.overlaps(taken(n))) return;
   for (int x : cut)
     if (work.uses(x)) return;
   if (rules::may_shard(n, a, cut, work, mesh_)) work.set(a, cut);
 }
-// How the points of an op are cut: a mapping binds the result of a contraction or a take; then come
-// the operands' own cuts, the largest operand first (it is the dearest to move), where axis and
-// mesh axis are still free; what no operand cuts is made as it will be wanted.
+// Returns the sharding of the iteration space of an op. The sources below are applied in this
+// order. Each one shards only axes, and uses only mesh axes, that are still free.
+//
+// 1. The source that `follow` selects: an operand, the preferred sharding, or the rows of a table.
+// 2. The mapping, for a contraction or a gather, but not for a gather in sorted order or a scatter.
+// 3. The operands, largest first, because it is the most expensive one to communicate.
+// 4. If nothing is sharded: the preferred sharding of the result.
+// 5. If nothing is sharded: the operands of deferred slices.
+// 6. The mesh axes of axes that the op requires in full (`displace`). For kMoved, this is also
+//    applied before 4.
+//
+// For example, given x[batch, embed] with batch on `data`, w[embed, hidden] with hidden on `model`,
+// and dot(x, w, "embed"), returns batch on `data`, hidden on `model`.
 Sharding Planned::work_of(int n, int follow) const {
   auto& me = node(n);
   Sharding work;
@@ -56,14 +70,16 @@ Sharding Planned::work_of(int n, int follow) const {
   for (auto k : operands) after(k);
   if (follow == kMoved) displace(n, work, follow);
   if (work.dims.empty())
-    for (auto& [name, cut] : wish(n).dims) {  // but what is pending lands later, if it can
+    // Skips mesh axes along which an operand is partial: its sum is reduce-scattered later, if
+    // possible.
+    for (auto& [name, cut] : wish(n).dims) {
       bool pending = false;
       for (int x : whole_.at(n).in)
         if (x >= 0)
           for (int m : cut) pending |= first(x).is_partial(m);
       if (!pending) assign(me, work, name, cut);
     }
-  if (work.dims.empty())  // of slices that are read through, as what they are taken of lies
+  if (work.dims.empty())  // the sharding of the operand of each deferred slice
     for (auto k : operands) {
       int x = operand(n, k);
       if (!waits_to_shift(x)) continue;
@@ -72,7 +88,9 @@ Sharding Planned::work_of(int n, int follow) const {
   displace(n, work, follow);
   return work;
 }
-// May what is pending over x in operand k ride through this op, to be reduced later?
+// Returns whether operand k, which is partial along mesh axis x, may stay partial through this op
+// and be reduced later. The op must commute with the reduction. For example, given partial y and
+// replicated z, y * z may stay partial, but y * y and exp(y) may not.
 Planned::Rides Planned::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work) const {
   auto& me = node(n);
   int of = operand(n, k);
@@ -86,22 +104,23 @@ Planned::Rides Planned::rides(int n, std::size_t k, int x, Monoid m, const Shard
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(operand(n, j)).is_partial(x)))
         return Rides::no;
-  double terms = bytes(of, first(of));  // never grow what is pending
+  double terms = bytes(of, first(of));  // the bytes to reduce later must not grow
   if (rules::shifted(me))
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && first(operand(n, j)).is_partial(x))
         terms += bytes(operand(n, j), first(operand(n, j)));
   if (bytes(n, rules::result_sharding(me, work)) <= terms * 1.001) return Rides::yes;
-  // `place`, among zeros
+  // `place` writes the operand into an array of zeros, so only the result is larger.
   bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::jointly_partial(me);
   return larger ? Rides::larger : Rides::no;
 }
-// Where something pending over x should land: on the axis that an output, a constraint or any
-// consumer will have cut by x.
+// Returns the axis along which a sum that is partial along mesh axis x should be reduce-scattered,
+// and the mesh axes that shard it. It is an axis that the preferred sharding, or else a reader,
+// shards along x. Empty: the sum is all-reduced.
 std::pair<Name, MeshAxes> Planned::landing(int n, int x) const {
   for (auto& [name, cut] : wish(n).dims)
     if (cut.has(x)) return {name, cut};
-  // A sum that is made wider lands where the narrow one would.
+  // A sum in a wider dtype is scattered like the 16-bit sum that it replaces.
   if (int of = whole_.at(n).expansion_of;
       of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
     return landing(of, x);
@@ -118,8 +137,9 @@ std::pair<Name, MeshAxes> Planned::landing(int n, int x) const {
   return {};
 }
 
-// How the points may be cut instead, by another's cuts first. Fewer bytes never buy less parallel
-// work, nor a weight gathered along an axis that the mapping cuts.
+// Returns the alternative sharding of the iteration space that applies `follow` first. Returns
+// nothing if it equals the usual sharding, or if it would save bytes at too high a price: if fewer
+// devices share the work, or if a weight is gathered along an axis that the mapping shards.
 std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual, int follow) const {
   auto& me = node(n);
   auto& in = whole_.at(n).in;
@@ -142,8 +162,10 @@ std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual, int
   }
   return other;
 }
-// What is cut along an axis that the op needs whole: the cut moves to another axis, by an exchange,
-// rather than be gathered.
+// For each sharded axis of an operand that the op requires in full: moves its mesh axes to another
+// axis of the iteration space. The operand then needs an all-to-all rather than an all-gather. For
+// example, given a sort along k of x[q, k] with k sharded, shards q instead. Small operands are
+// gathered unless `follow` is kMoved.
 void Planned::displace(int n, Sharding& work, int follow) const {
   auto& me = node(n);
   if (rules::regroups(me)) return;
@@ -154,7 +176,7 @@ void Planned::displace(int n, Sharding& work, int follow) const {
     for (auto& [name, cut] : left.dims) {
       const Axis* best = nullptr;
       for (auto& a : me.in[k]->axes) {
-        // not an axis of ids of that name
+        // excludes an axis of ids with the same name
         bool stays = has(me.axes, a.name) && along(me, k, a.name).point == a.name;
         if (a.name == name || !stays || a.size < 2 || !work.mesh_axes(a.name).empty()) continue;
         bool better = !best || takes_cut_better(a, *best, ranks(mesh_, cut));
@@ -164,8 +186,10 @@ void Planned::displace(int n, Sharding& work, int follow) const {
     }
   }
 }
-// Where ids and the table that they pick from, or write into, are cut along one mesh axis, that may
-// cut the rows instead: each device looks up all ids in its part of every row.
+// For a gather or a scatter: moves mesh axes of the ids, and of the axis that they index, to an
+// axis of the rows. Each device then looks up all ids, in its part of every row. For example, given
+// take(table[vocab, embed], "vocab", ids[pos]) with vocab and pos sharded along one mesh axis,
+// shards embed instead.
 void Planned::cut_rows(int n, Sharding& work) const {
   auto& me = node(n);
   if (!rules::picks(me) || double(me.in[0]->bytes()) <= kNegligibleBytes) return;
@@ -183,24 +207,30 @@ void Planned::cut_rows(int n, Sharding& work) const {
     }
 }
 
-// ---- axes that an op needs whole, and positions that move ----
-// In how many blocks lies an axis that an op needs whole? 0: in one, or `least` is as much as a
-// block has.
+// ---- axes that an op requires in full, and positions that move ----
+// Returns the number of blocks of an axis that the op requires in full, as its operand is sharded.
+// 0: there is one block, or a block has at most `least` positions.
 int Planned::blocks_along(const Node& op, Name axis, std::int64_t least) const {
   int x = operand(whole_.find(&op), 0), blocks = ranks(mesh_, first(x).mesh_axes(axis));
   return blocks < 2 || (haliax::find(node(x), axis)->size + blocks - 1) / blocks <= least ? 0
                                                                                           : blocks;
 }
+// Returns true if the op runs block by block along the axis.
 bool Planned::goes_by_blocks(const Node& op, Name axis, std::int64_t least) const {
   int n = whole_.find(&op);
   return !chosen(n, kWhole) && !chosen(n, kMoved) && blocks_along(op, axis, least) > 0;
 }
+// Returns true for a top-k that first selects candidates in each block.
 bool Planned::first_in_blocks(const Node& n) const {
   return prim::is_top_k(n) &&
          goes_by_blocks(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size);
 }
-// An order of which others read only the first few, and those if others pick by them, are made with
-// what reads them, block by block. So is a slice that others put in a row: its positions move once.
+// Three kinds of nodes are deferred to their readers:
+//
+// - An argsort of which all readers use only the first positions. It runs with the top-k, block by
+//   block.
+// - A top-k that is only read by gathers at its positions. It runs with the gathers.
+// - A slice that is only read by concatenations along its axis. Its positions move once.
 int Planned::awaited(int n) const {
   if (done(n)) return -1;
   auto& me = node(n);

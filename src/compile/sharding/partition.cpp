@@ -17,18 +17,20 @@ struct Partition::Impl {
   Plan plan = {};
   std::unique_ptr<GlobalGraph> whole = {};
 
-  // The plan that sends least; with `regather`, or once for all.
+  // Plans the current roots with the fewest bytes communicated. regather: each loop gathers weights
+  // again; false: weights are gathered once and stay resident.
   void make(bool regather) {
-    OriginScope outer;  // planning makes nodes that are due to others
+    OriginScope outer;  // restores the origin, which planning changes
     options.regather = regather;
     whole = std::make_unique<GlobalGraph>(roots, requested, mesh);
     Planner planner(*whole, options, inputs, requested);
     plan = best_plan(*whole, planner, options.strict);
   }
-  // What is kept may let more be kept; or it takes the place of what was kept before, round and
-  // round: then the best round counts.
+  // Saves residuals and plans again, until there are no more residuals to save. A saved residual
+  // may allow further ones. It may also replace an earlier one, in an endless cycle: after some
+  // rounds without improvement, the best round is used.
   void keep_residuals() {
-    constexpr int most_idle = 4;  // rounds that send no less
+    constexpr int most_idle = 4;  // rounds that save no bytes
     auto best = roots;
     auto least = plan.bytes;
     for (int idle = 0; idle < most_idle;) {
@@ -59,7 +61,8 @@ void Partition::residuals() {
   const auto roots = m.roots;
   m.keep_residuals();
   if (m.options.regather) return;
-  // What is kept is to save traffic: where it does not, it is not kept.
+  // Gathered weights stay resident only to reduce communication. If gathering them again in each
+  // loop communicates less, that plan is used.
   Impl other{m.mesh, roots, m.requested, m.inputs, m.options};
   other.make(true);
   other.keep_residuals();

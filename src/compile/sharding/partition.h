@@ -1,13 +1,13 @@
-// One mapping shards everything: from the graph of the whole to the graph of one device, with
-// collectives.
+// Partitioning by a mapping: from the global graph to the graph of one device, with collectives.
 //
-// In: the graph of the whole; the sharding of each input and root; constraints (prim::pin) and the
-// mapping in the origin of each node. Out: for each device a graph of local arrays and collectives.
-// Always: how an op may be cut follows from its rule along axes (Along, in graph/node.h) alone, and
-// what it has no rule for is gathered, never cut; all devices make the same calls in the same
-// order; the values are those of the graph of the whole, up to the order in which sums over a cut
-// axis are taken (by rank), and that of narrow floats each device rounds its own (see
-// reduce_dtype).
+// In      the global graph; the sharding of each input and root; sharding constraints
+//         (prim::kShardingConstraint), and the mapping in the origin of each node.
+// Out     for each device, a graph of local arrays and collectives.
+// Always  the sharding of an op follows only from its rule along each axis (Along, in
+//         graph/node.h). An axis without a rule is gathered. All devices run the same collectives
+//         in the same order. The values are those of the global graph, except for rounding: a sum
+//         over a sharded axis adds the partial sums in the order of the devices, and each device
+//         rounds its partial sums to 16-bit floats (see reduce_dtype).
 #pragma once
 #include <memory>
 
@@ -16,15 +16,15 @@
 
 namespace haliax {
 
-// A plan for all devices of a mesh: how each value is cut, and what is sent. `requested`: the
-// sharding of each root.
+// A plan for all devices of a mesh: the sharding of each value, and the collectives. `requested`:
+// the sharding of each root.
 class Partition {
  public:
   Partition(const Nodes& roots, const std::vector<Sharding>& requested,
             std::vector<PartitionInput> inputs, const Mesh&, PartitionOptions = {});
   ~Partition();
 
-  // ---- the passes, in order; pipeline.cpp says what they do ----
+  // ---- the passes, in order; pipeline.cpp describes each ----
   void plan();
   void residuals();
   void regather();
@@ -33,20 +33,22 @@ class Partition {
   struct DeviceGraph {
     Nodes roots, inputs;
   };
-  DeviceGraph device_graph(
-      int device) const;  // its graph, and placeholders of its part of the inputs
+  // Returns the graph of a device, and placeholders of its shards of the inputs.
+  DeviceGraph device_graph(int device) const;
 
   std::vector<PlannedCollective> collectives() const;
-  double sent_bytes() const;
-  // Sends it less than another? With `strict`, fewer gathers that nobody asked for count more than
-  // bytes.
+  double sent_bytes() const;  // bytes communicated per device
+  // Returns true if this plan communicates fewer bytes. With `strict`, a plan with fewer
+  // unrequested gathers is better regardless of bytes.
   bool is_better_than(const Partition& other) const;
-  std::int64_t unrequested_gathers() const;  // those that nobody asked for
-  bool has_even_blocks()
-      const;                  // all blocks of an axis have one size: the devices' graphs are alike
-  std::int64_t size() const;  // versions
-  std::string text() const;   // for people
-  void verify(const char* after) const;  // raises
+  // Returns the number of all-gathers that no result, constraint or rule requires.
+  std::int64_t unrequested_gathers() const;
+  // Returns true if all blocks of each sharded axis, and of each loop whose iterations are shared,
+  // have one size. The arrays of all devices then have equal sizes.
+  bool has_even_blocks() const;
+  std::int64_t size() const;             // number of live versions
+  std::string text() const;              // human-readable
+  void verify(const char* after) const;  // raises if the plan breaks an invariant
 
  private:
   struct Impl;
