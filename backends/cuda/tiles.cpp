@@ -63,7 +63,6 @@ Dims without_ones(const Dims& dims) {
     if (n != 1) out.push_back(n);
   return out;
 }
-// Returns the strides along the dims whose size is not 1.
 Dims strides_of(const Dims& dims, Dims strides) {
   strides.resize(dims.size());
   Dims out;
@@ -161,8 +160,7 @@ class Finder {
  public:
   Finder(const std::vector<Step>& steps, const Program& p, const std::function<bool(int)>& is_own)
       : steps_(steps), program_(p), is_own_(is_own) {}
-  // Finds the rows and columns of the group: the dims of the first fused step that reads the result
-  // of a 16-bit matmul. Returns false if there are none.
+  // Finds rows and columns: the dims of the first fused step that reads a 16-bit matmul.
   bool find_space() {
     std::set<int> created;
     for (auto& s : steps_) {
@@ -181,7 +179,6 @@ class Finder {
     }
     return false;
   }
-  // Builds the group. Throws Unfit if the steps do not fit.
   TileGroup find() {
     rows_ = points(g_.rows);
     columns_ = points(g_.columns);
@@ -198,8 +195,7 @@ class Finder {
   }
 
  private:
-  // A wide value: the offset and strides that it would have in memory, and the instruction that
-  // computes its current value.
+  // A wide value: its offset and strides in memory, and the instruction that computes it.
   struct Wide {
     std::int64_t offset = -1, row = 0, column = 0;
     int value = -1;
@@ -220,8 +216,7 @@ class Finder {
     if (i.code == Code::iota && i.dim >= 0) s[std::size_t(i.dim)] = i.stride;
     return strides_of(f.dims, s);
   }
-  // Finds the wide slots: slots of the body with at least rows x columns elements, which only
-  // 16-bit matmuls and fused steps over the space access.
+  // Finds the wide slots: only 16-bit matmuls and fused steps over the space access them.
   void find_wide() {
     std::set<int> others;
     for (auto& s : steps_) {
@@ -246,7 +241,6 @@ class Finder {
     each_access(s, [&](const View& v, bool) { out |= wide_.count(root(v.slot)) > 0; });
     return out;
   }
-  // Requires that all accesses to a wide value have the same offset and strides.
   void look(Wide& w, std::int64_t offset, std::int64_t row, std::int64_t column) {
     require(row != 0 && column != 0);
     if (w.offset < 0) {
@@ -257,7 +251,6 @@ class Finder {
 
     require(w.offset == offset && w.row == row && w.column == column);
   }
-  // Adds step k. Returns the index of the next step to add.
   std::size_t add(std::size_t k) {
     auto& s = steps_[k];
     if (!touches_wide(s)) {
@@ -287,8 +280,7 @@ class Finder {
     return push({.code = Code::cast, .dtype = d, .args = {value, -1, -1, -1}, .inner = from.inner},
                 {}, at);
   }
-  // A row value that the body stored. Later loads of the same view use the instruction `value` and
-  // do not read memory, until another step writes the slot.
+  // A row value that the body stored: later loads of its view use the instruction `value`.
   struct Stored {
     View view;
     Dims strides;
@@ -356,8 +348,6 @@ class Finder {
   }
 
   // ---- matmuls ----
-  // Adds the matmul that begins at step k, with all steps that compute its blocks. Returns the
-  // index of the step after them.
   std::size_t add_product(std::size_t k) {
     const auto first = block_of(steps_[k]);
     require(first.has_value());
@@ -418,9 +408,7 @@ class Finder {
     p.kind == TileProduct::Kind::makes ? make(wide, p, c.out.dtype) : use(wide, p);
     return end;
   }
-  // Reads the steps that compute adjacent blocks of one matmul: the first step, which may be a loop
-  // over blocks of `width` columns, and a smaller last block. Returns the index of the step after
-  // them.
+  // Reads the steps of one matmul: a step or a loop over blocks, and a smaller last block.
   std::size_t blocks(std::size_t k, const Block& first, TileProduct& p, std::int64_t width,
                      const View (&views)[3], const std::int64_t (&steps)[3], int column) {
     const auto& f = first.f;
@@ -477,7 +465,6 @@ class Finder {
     return bare(v);
   }
 
-  // Adds a matmul whose result is a wide value.
   void make(Wide& w, TileProduct& p, DType d) {
     if (w.value >= 0) {
       auto& before = g_.code[std::size_t(w.value)];
@@ -490,12 +477,10 @@ class Finder {
     add_flags(p, number);
     g_.products.push_back(p);
   }
-  // Adds a matmul with a wide operand.
   void use(const Wide& w, TileProduct& p) {
     require(w.value >= 0 && g_.code[std::size_t(w.value)].dtype == p.dtype &&
             g_.code[std::size_t(w.value)].inner);
-    // A matmul that does not accumulate must write all blocks. If it contracts more than 64 rows,
-    // it must accumulate, since a pass computes 64 rows at a time.
+    // A pass computes 64 rows at a time: a contraction of more rows accumulates.
     require(p.adds || (!p.has_flags && (rows_ <= 64 || p.kind == TileProduct::Kind::over_columns)));
     const int number = int(g_.products.size());
     p.value = w.value;
@@ -517,7 +502,6 @@ class Finder {
     std::set<int> folds = {};               // reductions that it depends on
     bool is_tile() const { return product >= 0 || fold >= 0; }
   };
-  // Adds the slots that a view accesses. Wide values are not in memory and are omitted.
   void touch(std::set<int>& to, const View& v) const {
     if (v.slot >= 0 && !wide_.count(root(v.slot))) to.insert(root(v.slot));
     for (auto& t : v.terms)
@@ -533,7 +517,6 @@ class Finder {
       touch(out, g_.code[std::size_t(instr)].view);
     return out;
   }
-  // Sets the slots that a node reads and writes, and the reductions that it depends on.
   void look_at(Node& n) {
     if (n.step)
       return each_access(*n.step, [&](const View& v, bool writes) {
@@ -562,8 +545,7 @@ class Finder {
     }
     if (n.product >= 0 && is_fold(g_.code[std::size_t(value)].code)) n.folds.insert(value);
   }
-  // Returns true if two slots may share memory. Slots of the body with at most small_bytes bytes
-  // have memory of their own.
+  // Returns true if two slots may share memory. Small slots of the body do not.
   bool overlap(int x, int y) const {
     auto &a = program_.slot(x), &b = program_.slot(y);
     auto shares = [&](int slot) {
@@ -577,7 +559,6 @@ class Finder {
       return std::any_of(y.begin(), y.end(), [&](int j) { return overlap(i, j); });
     });
   }
-  // Returns true if the later node must run after n.
   bool waits_for(const Node& later, const Node& n) const {
     if (n.fold >= 0 && later.folds.count(n.fold)) return true;
     if (n.flags >= 0 && later.is_tile()) {  // the flags of its matmuls are read first
@@ -590,8 +571,7 @@ class Finder {
     return meet(n.writes, later.reads) || meet(n.writes, later.writes) ||
            meet(n.reads, later.writes);
   }
-  // Requires that an instruction reads the same values when it is recomputed at a later node as at
-  // its original step.
+  // Requires that an instruction reads the same values at a later node as at its step.
   void require_same_again(const Node& n) const {
     if (n.step || n.flags >= 0) return;
     const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value
@@ -603,9 +583,8 @@ class Finder {
                 !meet(other.writes, read_by(i)));
   }
   // Adds early reductions and matmuls to a pass that computes a maximum. They may depend on the
-  // maximum and on early reductions of the pass. `behind` marks the nodes that the pass completes.
-  // `begun` is the index of the action that starts a node; if the pass does not process all
-  // blocks that the node requires, a later pass completes it.
+  // maximum and on early reductions of the pass. `begun` is the action that starts a node; a later
+  // pass completes it if this one does not process all of its blocks.
   void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind,
                   std::vector<int>& begun) {
     const SkippedBlock left_out(g_);
@@ -646,8 +625,8 @@ class Finder {
     return in.code == Code::reduce_sum && in.dtype == DType::f32 &&
            (requested.always || left_out.folds(g_, fold));
   }
-  // Returns true if the node depends only on nodes that are done, on reductions of this pass and on
-  // flags. Flags need no check, since wants_all shows that they are set in each processed block.
+  // Returns true if the node depends only on nodes that are done, reductions of this pass and
+  // flags.
   bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
                  const std::vector<int>& begun) const {
     auto& n = nodes_[k];
@@ -662,8 +641,7 @@ class Finder {
     }
     return true;
   }
-  // Returns true if the node requires each block that the pass processes. Clears `whole` if it
-  // may also require other blocks.
+  // Returns true if the node requires each block of the pass; `whole`: and no others.
   bool wants_all(const Node& n, const NeededBlocks& requested, bool& whole) const {
     const int value = n.fold >= 0 ? n.fold : product(n).value;
     std::set<int> flags;
@@ -684,8 +662,7 @@ class Finder {
     }
     return true;
   }
-  // Returns true if b computes each block that a computes. That holds if their flags are the same,
-  // or if a step computes the flags of b as (flags of a) | x.
+  // Returns true if b computes each block that a computes: equal flags, or (flags of a) | x.
   bool follows(const TileProduct& a, const TileProduct& b) const {
     auto same = [&](const View& v, std::int64_t step, const TileProduct& p) {
       return bare(rooted(v)) == bare(rooted(p.flag)) && step == p.flag_step;
@@ -720,9 +697,8 @@ class Finder {
     v.slot = root(v.slot);
     return v;
   }
-  // Groups the nodes into actions. Steps and reads of flags run as soon as they are ready. If
-  // none is, one pass computes all reductions and matmuls that are ready. Early results that a pass
-  // left incomplete get a pass of their own.
+  // Groups the nodes into actions. Steps and reads of flags run as soon as they are ready. If none
+  // is, one pass computes all that is ready. Incomplete early results get a pass of their own.
   void order() {
     for (auto& n : nodes_) look_at(n);
     for (auto& n : nodes_) require_same_again(n);
