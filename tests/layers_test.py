@@ -10,9 +10,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # From the lowest layer to the highest. The folders of TOP are above all of them.
 LAYERS = ["include/haliax", "src/base", "src/program", "src/graph", "src/ops", "src/transforms",
           "src/nn", "src/compile/analysis", "src/compile/memory", "src/compile/loops",
-          "src/compile/lower",
-          "src/compile/sharding", "src/compile/chunk", "src/compile", "src/devices", "src/io",
-          "src/runtime", "src/report"]
+          "src/compile/lower", "src/compile/sharding", "src/compile/chunk", "src/compile",
+          "src/devices", "src/io", "src/runtime", "src/report"]
 # Neither of these two layers may include the other.
 SEPARATE = {"src/compile/sharding", "src/compile/chunk"}
 TOP = ["examples", "bench", "tools", "tests"]

@@ -214,16 +214,21 @@ def group_of(name, kind):
     return GROUPS.get(top, "docs")
 
 
+@functools.cache
+def instead_of(identifier):
+    """Returns the replacement of the first flagged word of an identifier, or None."""
+    words = re.findall(r"[A-Z]?[a-z]+", identifier)
+    return next((instead for word in words for flagged, instead in IDENTIFIERS.items()
+                 if flagged.fullmatch(word.lower())), None)
+
+
 def flagged_identifiers(text):
     """Returns the lines of the identifiers of C++ code that have a flagged word, and replacements.
     """
     found = {}
     for match in re.finditer(r"\b[A-Za-z_]\w*", CPP_TOKEN.sub(mask, text)):
-        for word in re.findall(r"[A-Z]?[a-z]+", match[0]):
-            for words, instead in IDENTIFIERS.items():
-                if words.fullmatch(word.lower()):
-                    line = text.count("\n", 0, match.start()) + 1
-                    found.setdefault(match[0], (line, instead))
+        if match[0] not in found and (instead := instead_of(match[0])):
+            found[match[0]] = (text.count("\n", 0, match.start()) + 1, instead)
     return found
 
 

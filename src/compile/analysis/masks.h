@@ -4,7 +4,8 @@
 // computes other values where they are false.
 //
 // An analysis changes no node. It may create nodes that compute its result at run time, such as a
-// flag per block. Analyses are the only part of the compiler that recognizes ops.
+// flag per block. Analyses may recognize ops. The passes use rules along axes instead, except for
+// two that rewrite formulas (tests/house_test.py).
 #pragma once
 #include <optional>
 
