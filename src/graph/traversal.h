@@ -74,6 +74,9 @@ template <class Visit> void traverse(Nodes todo, const Visit& visit) {
   traverse(
       std::move(todo), [](const Node&) { return true; }, visit);
 }
+inline bool holds(const Nodes& list, const NodePtr& n) {
+  return std::find(list.begin(), list.end(), n) != list.end();
+}
 inline void append(Nodes& to, const Nodes& more) { to.insert(to.end(), more.begin(), more.end()); }
 // Sorts nodes by id, inputs first. A traversal from the results yields mostly the newest nodes
 // first, which is the slowest order to sort, so such a list is reversed first.

@@ -15,18 +15,13 @@ Axes resized(Axes axes, const std::vector<Block>& blocks) {
   }
   return axes;
 }
-// Returns the blocks of the axes that the operand has, under their names there.
+// Returns the blocks under the names that their axes have in the operand.
 std::vector<Block> operand_blocks(const Node& n, std::size_t k, std::vector<Block> blocks) {
   for (auto& b : blocks) b.axis = name_in_operand(n, k, b.axis);
   return blocks;
 }
-NodePtr sliced(NodePtr x, const std::vector<Block>& blocks) {
-  for (auto& b : blocks) {
-    const bool fixed = b.start->op == &kNumber;
-    x = slice(x, b.axis, fixed ? integer_of(*b.start) : 0, b.size, 1, b.drop,
-              fixed ? nullptr : b.start);
-  }
-  return x;
+void drop_others(std::vector<Block>& blocks, const Axes& axes) {
+  std::erase_if(blocks, [&](auto& b) { return !has(axes, b.axis); });
 }
 
 }  // namespace
@@ -41,18 +36,25 @@ NodePtr where_in_range(const Node& gather, const Nodes& in, const NodePtr& picke
   return in_range ? select(in_range, picked, outside, picked->axes) : picked;
 }
 
+NodePtr block_of(const NodePtr& x, std::vector<Block> blocks) {
+  drop_others(blocks, x->axes);
+  if (blocks.empty()) return x;
+  if (is_position(*x)) return on_block(*x, {}, resized(x->axes, blocks), blocks);
+  auto out = x;
+  for (auto& b : blocks) {
+    const bool fixed = b.start->op == &kNumber;
+    out = slice(out, b.axis, fixed ? integer_of(*b.start) : 0, b.size, 1, b.drop,
+                fixed ? nullptr : b.start);
+  }
+  return out;
+}
+
 NodePtr Blocks::operator()(const NodePtr& x, std::vector<Block> blocks) {
-  std::erase_if(blocks, [&](auto& b) { return !has(x->axes, b.axis); });
+  drop_others(blocks, x->axes);
   if (blocks.empty()) return x;
   for (auto& [of, created] : known_[x.get()])
     if (of == blocks) return created;
-  NodePtr created;
-  if (is_position(*x))
-    created = on_block(*x, {}, resized(x->axes, blocks), blocks);
-  else if (recomputed_(x))
-    created = recompute(x, blocks);
-  else
-    created = sliced(x, blocks);
+  auto created = !is_position(*x) && recomputed_(x) ? recompute(x, blocks) : block_of(x, blocks);
   known_[x.get()].emplace_back(std::move(blocks), created);
   return created;
 }

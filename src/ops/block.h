@@ -15,8 +15,11 @@ NodePtr on_block(const Node&, Nodes in, const Axes& axes, const std::vector<Bloc
 NodePtr where_in_range(const Node& gather, const Nodes& in, const NodePtr& picked,
                        const NodePtr& outside);
 
-// Returns blocks of values. A position counts from the start of its block, a `recomputed` node is
-// the op on blocks of its operands, and any other value is sliced.
+// Returns a block of a value: a position counts from the start of its block, and any other value is
+// sliced. Blocks of axes that the value lacks are ignored.
+NodePtr block_of(const NodePtr&, std::vector<Block>);
+
+// The same, but a `recomputed` node becomes the op on blocks of its operands.
 class Blocks {
  public:
   explicit Blocks(std::function<bool(const NodePtr&)> recomputed)

@@ -333,8 +333,7 @@ NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
 }
 NodePtr slice_at(G x, G index, bool drop) {
   auto loop_index = IndexAttr::of(*index);
-  const Block block{loop_index.axis.name, index, loop_index.chunk, drop};
-  return Blocks([](auto&) { return false; })(x, {block});
+  return block_of(x, {{loop_index.axis.name, index, loop_index.chunk, drop}});
 }
 NodePtr place(G x, const Axes& full, Name axis, std::int64_t start, std::int64_t step, bool drop,
               NodePtr dynamic) {

@@ -6,6 +6,7 @@
 #include "compile/analysis/masks.h"
 #include "compile/analysis/ranges.h"
 #include "compile/analysis/softmax.h"
+#include "graph/traversal.h"
 #include "ops/attr.h"
 
 namespace haliax::analysis {
@@ -47,8 +48,7 @@ class MaskedValue {
 
  private:
   void require_zero(const NodePtr& x) {
-    if (!is_number(x, 0) && std::find(if_zero_.begin(), if_zero_.end(), x) == if_zero_.end())
-      if_zero_.push_back(x);
+    if (!is_number(x, 0) && !holds(if_zero_, x)) if_zero_.push_back(x);
   }
   // Returns the result of n, which is 0 if x is.
   NodePtr zero_if(const Node& n, const NodePtr& x) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "graph/loop.h"
+#include "graph/traversal.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 
@@ -13,13 +14,10 @@ namespace {
 // The most masks of one value, which bounds the cost of the analysis.
 constexpr std::size_t kMaxMasks = 8;
 
-bool contains(const Nodes& list, const NodePtr& n) {
-  return std::find(list.begin(), list.end(), n) != list.end();
-}
 // Returns the masks of an elementwise product of two values that have these masks.
 Nodes masks_of_product(Nodes a, const Nodes& b) {
   for (auto& m : b)
-    if (!contains(a, m) && a.size() < kMaxMasks) a.push_back(m);
+    if (!holds(a, m) && a.size() < kMaxMasks) a.push_back(m);
   return a;
 }
 
@@ -32,7 +30,7 @@ const NodePtr& smallest(const Nodes& masks) {
 Nodes masks_of_sum(const Nodes& a, const Nodes& b) {
   Nodes shared;
   for (auto& m : a)
-    if (contains(b, m)) shared.push_back(m);
+    if (holds(b, m)) shared.push_back(m);
   if (!shared.empty() || a.empty() || b.empty()) return shared;
   auto &x = smallest(a), &y = smallest(b);
   // A mask and its slice have different sizes of one axis.

@@ -28,7 +28,7 @@ NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
       if (grows(x, a) || owner_.count(x.get()))
         created.push_back(made_on_chunk(x, a, k));
       else
-        created.push_back(prim::Blocks([](auto&) { return false; })(x, {block(a, k)}));
+        created.push_back(prim::block_of(x, {block(a, k)}));
     }
   }
   return created[b];

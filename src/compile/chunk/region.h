@@ -29,10 +29,6 @@ struct RegionCut {         // how a region is tiled
   std::string form = {}, why = {};  // for reports
 };
 
-inline bool holds(const Nodes& list, const NodePtr& n) {
-  return std::find(list.begin(), list.end(), n) != list.end();
-}
-
 class Region {
  public:
   // `level`: the nodes that are searched for the region, inputs first, including the bodies of
@@ -196,8 +192,9 @@ class Region {
   NodePtr steps_on_chunk(const NodePtr& loop, std::size_t body);
   void stream_steps(Loop&, Nodes& of, const NodePtr& loop);
   void stream(Loop&, Nodes& of, const NodePtr& top);
-  struct Turn;  // one iteration of the running max
-  NodePtr streamed_part(const NodePtr&, const Node* top, const Turn&, bool hides, Parts& memo);
+  struct RunningMax;  // one iteration of the running max
+  NodePtr streamed_part(const NodePtr&, const Node* top, const RunningMax&, bool hides,
+                        Parts& memo);
   // Adds the results of a block scan, which runs in the direction of the loop.
   void stream_turns(Loop&, Nodes& of, const NodePtr&);
   NodePtr running_on_chunk(const NodePtr&, std::size_t body);

@@ -60,16 +60,16 @@ void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
   }
 }
 
-struct Region::Turn {
+struct Region::RunningMax {
   std::size_t body;
   NodePtr shift, hidden;  // the shift by the running max; a flag: the running max is -inf
 };
 
 // Returns n, which is linear in exp(x - top), on a chunk, with the shift of the running max in
 // place of the final shift.
-NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& turn, bool hides,
-                              Parts& memo) {
-  const auto b = turn.body;
+NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const RunningMax& running,
+                              bool hides, Parts& memo) {
+  const auto b = running.body;
   auto& fold = known_of(*top).order.streams;
   bool mine = std::find(fold.begin(), fold.end(), n) != fold.end();
   auto& s = known_of(*n).order.streamed;
@@ -80,14 +80,14 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& tur
   NodePtr out;
   if (analysis::shifted_exp(*n)) {
     auto& sub = n->in[0];
-    auto shifted = make(*sub->op, {part(sub->in[0], a, b), turn.shift}, on_chunk_axes(*sub),
+    auto shifted = make(*sub->op, {part(sub->in[0], a, b), running.shift}, on_chunk_axes(*sub),
                         sub->dtype, sub->attr);
     out = make(*n->op, {shifted}, on_chunk_axes(*n), n->dtype, n->attr);
-    if (hides) out = prim::select(turn.hidden, prim::number(std::nan(""), n->dtype), out);
+    if (hides) out = prim::select(running.hidden, prim::number(std::nan(""), n->dtype), out);
   } else {
     Nodes in;
     for (auto& x : n->in)
-      in.push_back(known_of(*x).order.streamed.top ? streamed_part(x, top, turn, hides, memo)
+      in.push_back(known_of(*x).order.streamed.top ? streamed_part(x, top, running, hides, memo)
                                                    : part(x, a, b));
     out = prim::rebuilt(*n, std::move(in), on_chunk_axes(*n));
   }
@@ -115,10 +115,11 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto now = prim::max(best, made_on_chunk(top, name_in(*top), b));
     auto shift = shift_of(now);
-    const Turn turn{b, shift, prim::equal(now, least)};
+    const RunningMax running{b, shift, prim::equal(now, least)};
     auto first = prim::equal(best, least);
     // The max exceeds -inf for the first time.
-    auto grows = prim::map(prim::kBitAnd, {first, prim::logical_not(turn.hidden)}, DType::boolean);
+    auto grows =
+        prim::map(prim::kBitAnd, {first, prim::logical_not(running.hidden)}, DType::boolean);
     // The scale is 1 as long as the max before this chunk is -inf.
     auto scale = prim::exp(prim::sub(prim::select(first, shift, shift_of(best)), shift));
     max.value.push_back(now);
@@ -126,7 +127,7 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
     for (std::size_t k = 0; k < folds.size(); ++k) {
       auto& n = folds[k];
       const bool hides = streamed(n).hides;
-      auto more = widened(streamed_part(n, top.get(), turn, hides, memo[hides]));
+      auto more = widened(streamed_part(n, top.get(), running, hides, memo[hides]));
       auto start = sums[k].carry;
       if (hides)
         start = prim::map(prim::kSelect, {grows, prim::number(0, more->dtype), start}, more->dtype,

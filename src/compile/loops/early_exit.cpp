@@ -18,10 +18,6 @@
 namespace haliax {
 namespace {
 
-bool holds(const Nodes& list, const NodePtr& n) {
-  return std::find(list.begin(), list.end(), n) != list.end();
-}
-
 // Returns the terms of a sum, in order. all = false: splits the sum only at terms that accumulate
 // in place, that is at contractions and scatters, so that they need no temporary. For example,
 // given x + dot(a, b), returns [x, dot(a, b)]; given x + y, returns [x + y], or [x, y] if `all`.
