@@ -13,34 +13,34 @@ namespace {
 
 struct CollectiveLister {
   const Plan& plan;
-  const GlobalGraph& whole;
+  const GlobalGraph& graph;
   const GatherReasons gather_reasons;
   std::vector<Names> gradient = {};  // per node: the parameters whose gradient it is
   std::map<std::string_view, const Node*> arguments = {};  // by path
   std::vector<PlannedCollective> out = {};
   std::map<int, std::size_t> of_bucket = {};
 
-  const Node& node(int n) const { return whole.node(n); }
+  const Node& node(int n) const { return graph.node(n); }
   CommunicatedArray moved(const Version& s) const {
     int n = s.kind == Version::Kind::ring_receive ? plan.version(s.in[0]).node : s.node;
     auto& me = node(n);
     using What = CommunicatedArray::What;
-    if (auto* a = whole.input(n); a && a->origin.module)
+    if (auto* a = graph.input(n); a && a->origin.module)
       return {What::argument, {a->origin.module}, "", me.axes};
     auto& of = gradient[std::size_t(n)];
     if (!of.empty() && (s.sums() || me.origin.backward)) return {What::gradient, of, "", me.axes};
     if (auto* p = of.empty() ? nullptr : updated(n))
       return {What::updated, {p->origin.module}, "", me.axes};
-    auto& op = whole.user_op(n);
+    auto& op = graph.user_op(n);
     return {&op == &me ? What::op : What::part, {}, user_op_name(op), me.axes};
   }
   // Returns the argument to which this result adds an update. Null: there is none.
   const Node* updated(int n) const {
     if (node(n).origin.backward ||
-        std::find(whole.roots.begin(), whole.roots.end(), n) == whole.roots.end())
+        std::find(graph.roots.begin(), graph.roots.end(), n) == graph.roots.end())
       return nullptr;
-    for (int x : whole.at(n).in)
-      if (auto* a = x < 0 ? nullptr : whole.input(x);
+    for (int x : graph.at(n).in)
+      if (auto* a = x < 0 ? nullptr : graph.input(x);
           a && a->origin.module && same_names(a->axes, node(n).axes))
         return a;
     return nullptr;
@@ -50,18 +50,18 @@ struct CollectiveLister {
     auto of = names.empty() ? std::string_view() : names[0].text();
     if (auto field = of.rfind('.'); field != of.npos) return Name(of.substr(0, field));
     // The origin of an input contains its own path instead of a module.
-    return node(n).op == &prim::kInput ? Name() : whole.user_op(n).origin.module;
+    return node(n).op == &prim::kInput ? Name() : graph.user_op(n).origin.module;
   }
-  bool after(int n) const { return gather_reasons.purposes.in_backward(whole.user_op(n)); }
+  bool after(int n) const { return gather_reasons.purposes.in_backward(graph.user_op(n)); }
   // Finds the values that are gradients: values that were recorded while gradients were traced, and
   // values computed from them. Operands precede their readers.
   void find_gradients(const Gradients* noted) {
-    gradient.resize(whole.values.size());
+    gradient.resize(graph.values.size());
     if (!noted) return;
-    for (auto& n : whole.values)
+    for (auto& n : graph.values)
       if (n.node->op == &prim::kInput && n.node->origin.module)
         arguments[n.node->origin.module.text()] = n.node.get();
-    for (std::size_t n = 0; n < whole.values.size(); ++n) {
+    for (std::size_t n = 0; n < graph.values.size(); ++n) {
       auto& me = node(int(n));
       if (!after(int(n))) continue;
       auto& mine = gradient[n] = noted->parameters(me);
@@ -82,9 +82,9 @@ struct CollectiveLister {
   }
   std::vector<int> computed_from(int n) const {
     auto& me = node(n);
-    if (!is_loop_result(me)) return whole.at(n).in;
+    if (!is_loop_result(me)) return graph.at(n).in;
     std::vector<int> out;
-    for (auto& v : result_of(me).value) out.push_back(whole.find(v.get()));
+    for (auto& v : result_of(me).value) out.push_back(graph.find(v.get()));
     return out;
   }
   // Returns true if n, which is computed from the gradient x, is a gradient as well. It is one if x
@@ -115,15 +115,15 @@ struct CollectiveLister {
     }
   }
   void add(const Version& s) {
-    const int others = ranks(whole.mesh, s.reshard_step.over) - 1;
+    const int others = ranks(graph.mesh, s.reshard_step.over) - 1;
     // A device does not send its own block.
     double times = s.ring >= 0 ? others : s.in_ring_loop() ? double(others) / (others + 1) : 1;
     PlannedCollective m{.kind = kind_of(s), .over = s.reshard_step.over, .arrays = {moved(s)}};
-    if (s.cause >= 0) m.cause = user_op_name(whole.user_op(s.cause));
-    m.origin = whole.user_op(s.cause < 0 ? s.node : s.cause).origin;
+    if (s.cause >= 0) m.cause = user_op_name(graph.user_op(s.cause));
+    m.origin = graph.user_op(s.cause < 0 ? s.node : s.cause).origin;
     if (!m.origin.module) m.origin.module = module_of(s.node);
     if (m.gathers()) m.reason = s.in_ring_loop() ? GatherReason::blocks : gather_reasons.reason(s);
-    m.at_most = s.in_ring_loop() && may_skip(plan, whole, s.body);
+    m.at_most = s.in_ring_loop() && may_skip(plan, graph, s.body);
     m.bytes = s.reshard_step.bytes / times;
     m.iterations = plan.body(s.body).iterations * times;
     for (int r = s.body; r > 0; r = plan.body(r).parent) {
@@ -164,9 +164,9 @@ const char* user_op_name(const Node& n) {
   return n.op == &prim::kShardingConstraint ? prim::sharding_constraint_of(n).by
                                             : prim::user_name(n);
 }
-std::vector<PlannedCollective> planned_collectives(const Plan& plan, const GlobalGraph& whole,
+std::vector<PlannedCollective> planned_collectives(const Plan& plan, const GlobalGraph& graph,
                                                    const Gradients* gradients) {
-  CollectiveLister m{plan, whole, GatherReasons(plan, whole, gradients)};
+  CollectiveLister m{plan, graph, GatherReasons(plan, graph, gradients)};
   m.find_gradients(gradients);
   m.in_body(0);
   return std::move(m.out);
