@@ -11,7 +11,7 @@
 #include "base/where.h"
 #include "compile/memory/memory.h"
 #include "runtime/mesh_run.h"
-#include "compile/sharding/collective_names.h"
+#include "compile/sharding/report/collective_names.h"
 #include "program/peak.h"
 
 namespace haliax {

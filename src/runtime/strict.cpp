@@ -8,7 +8,7 @@
 #include "base/name.h"
 #include "base/where.h"
 #include "ops/prim.h"
-#include "compile/sharding/collective_names.h"
+#include "compile/sharding/report/collective_names.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {

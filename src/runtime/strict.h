@@ -1,6 +1,6 @@
 // Checks of the option `strict`.
 #pragma once
-#include "compile/sharding/planned_collectives.h"
+#include "compile/sharding/report/planned_collectives.h"
 
 namespace haliax {
 

@@ -11,7 +11,7 @@
 #pragma once
 #include <memory>
 
-#include "compile/sharding/planned_collectives.h"
+#include "compile/sharding/report/planned_collectives.h"
 #include "compile/sharding/partition_options.h"
 
 namespace haliax {

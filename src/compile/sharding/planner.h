@@ -13,7 +13,7 @@
 
 #include "graph/loop.h"
 #include "ops/blockwise.h"
-#include "compile/sharding/planned_collectives.h"
+#include "compile/sharding/report/planned_collectives.h"
 #include "compile/sharding/partition_options.h"
 #include "compile/sharding/rules.h"
 #include "compile/sharding/reshard.h"
@@ -396,15 +396,15 @@ struct Planner::LoopAttempt {
 // line of the constraint.
 Sharding constraint(const Node& pin, const Mesh&);
 // Returns the public name of the op; for a constraint, the op that requires it
-// (planned_collectives.cpp).
+// (report/planned_collectives.cpp).
 const char* user_op_name(const Node&);
 // Searches for the plan with the fewest bytes among the plans that compute at most 1 % more
 // elements than the default plan (search.cpp). strict: without additional unrequested gathers.
 Plan best_plan(GlobalGraph&, Planner&, bool strict);
 // Returns the number of all-gathers that no result, constraint or rule requires
-// (gather_reasons.cpp).
+// (report/gather_reasons.cpp).
 std::ptrdiff_t unrequested_gathers(const Plan&, const GlobalGraph&);
-// Returns the plan in human-readable form (print.cpp).
+// Returns the plan in human-readable form (report/print.cpp).
 std::string to_string(const Plan&, const GlobalGraph&, const Gradients* = nullptr);
 // Raises if the plan breaks an invariant. requested: the shardings that the results must have,
 // partial sums included; null: not checked.

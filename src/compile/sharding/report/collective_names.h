@@ -1,6 +1,6 @@
 // Names and descriptions of planned collectives, for reports.
 #pragma once
-#include "compile/sharding/planned_collectives.h"
+#include "compile/sharding/report/planned_collectives.h"
 
 namespace haliax {
 

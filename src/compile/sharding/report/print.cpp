@@ -1,5 +1,5 @@
 // Prints a plan: one line per version, with bodies of loops indented.
-#include "compile/sharding/gather_reasons.h"
+#include "compile/sharding/report/gather_reasons.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -1,5 +1,5 @@
 // Reasons for all-gathers: matches each gather with a request of the user or a rule of an op.
-#include "compile/sharding/gather_reasons.h"
+#include "compile/sharding/report/gather_reasons.h"
 
 #include <algorithm>
 
