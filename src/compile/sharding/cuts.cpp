@@ -34,17 +34,17 @@ void Planned::assign(const Node& n, Sharding& work, Name a, const MeshAxes& cut)
 // Returns the sharding of the iteration space of an op. The sources below are applied in this
 // order. Each one shards only axes, and uses only mesh axes, that are still free.
 //
-// 1. The source that `follow` selects: an operand, the preferred sharding, or the rows of a table.
+// 1. The source that `choice` selects: an operand, the preferred sharding, or the rows of a table.
 // 2. The mapping, for a contraction or a gather, but not for a gather in sorted order or a scatter.
 // 3. The operands, largest first, because it is the most expensive one to communicate.
 // 4. If nothing is sharded: the preferred sharding of the result.
 // 5. If nothing is sharded: the operands of deferred slices.
-// 6. The mesh axes of axes that the op requires in full (`displace`). For kMoved, this is also
-//    applied before 4.
+// 6. The mesh axes of axes that the op requires in full (`displace`). For Choice::move_axes,
+//    this is also applied before 4.
 //
 // For example, given x[batch, embed] with batch on `data`, w[embed, hidden] with hidden on `model`,
 // and dot(x, w, "embed"), returns batch on `data`, hidden on `model`.
-Sharding Planned::work_of(int n, int follow) const {
+Sharding Planned::work_of(int n, OpChoice choice) const {
   auto& me = node(n);
   Sharding work;
   auto after = [&](std::size_t k) {
@@ -54,9 +54,9 @@ Sharding Planned::work_of(int n, int follow) const {
   auto wished = [&] {
     for (auto& [name, cut] : wish(n).dims) assign(me, work, name, cut);
   };
-  if (follow >= 0) after(std::size_t(follow));
-  if (follow == kMoved) cut_rows(n, work);
-  if (follow == kWish) wished();
+  if (choice.operand >= 0) after(std::size_t(choice.operand));
+  if (choice == Choice::move_axes) cut_rows(n, work);
+  if (choice == Choice::preferred) wished();
   bool picks = rules::picks(me) && !rules::writes_into(me), in_order = prim::picks_in_order(me);
   bool binds = me.op->kind == Kind::contract || (picks && !in_order);
   if (binds && me.origin.mapping)
@@ -68,7 +68,7 @@ Sharding Planned::work_of(int n, int follow) const {
   std::stable_sort(operands.begin(), operands.end(),
                    [&](auto a, auto b) { return me.in[a]->bytes() > me.in[b]->bytes(); });
   for (auto k : operands) after(k);
-  if (follow == kMoved) displace(n, work, follow);
+  if (choice == Choice::move_axes) displace(n, work, choice);
   if (work.dims.empty())
     // Skips mesh axes along which an operand is partial: its sum is reduce-scattered later, if
     // possible.
@@ -85,7 +85,7 @@ Sharding Planned::work_of(int n, int follow) const {
       if (!waits_to_shift(x)) continue;
       for (auto& [name, cut] : first(operand(x, 0)).dims) assign(me, work, name, cut);
     }
-  displace(n, work, follow);
+  displace(n, work, choice);
   return work;
 }
 // Returns whether operand k, which is partial along mesh axis x, may stay partial through this op
@@ -128,7 +128,7 @@ std::pair<Name, MeshAxes> Planned::landing(int n, int x) const {
     if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult ||
         node(u).op == &prim::kShardingConstraint)
       continue;
-    auto work = work_of(u, kUsual);
+    auto work = work_of(u, Choice::usual);
     for (std::size_t k = 0; k < node(u).in.size(); ++k)
       if (operand(u, k) == n)
         for (auto& [name, cut] : rules::operand_sharding(node(u), k, work, mesh_).dims)
@@ -137,13 +137,14 @@ std::pair<Name, MeshAxes> Planned::landing(int n, int x) const {
   return {};
 }
 
-// Returns the alternative sharding of the iteration space that applies `follow` first. Returns
+// Returns the alternative sharding of the iteration space that applies `choice` first. Returns
 // nothing if it equals the usual sharding, or if it would save bytes at too high a price: if fewer
 // devices share the work, or if a weight is gathered along an axis that the mapping shards.
-std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual, int follow) const {
+std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual,
+                                               OpChoice choice) const {
   auto& me = node(n);
   auto& in = whole_.at(n).in;
-  auto other = work_of(n, follow);
+  auto other = work_of(n, choice);
   if (other == usual) return {};
   auto used = [&](const Sharding& s) {
     int r = 1;
@@ -165,12 +166,13 @@ std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual, int
 // For each sharded axis of an operand that the op requires in full: moves its mesh axes to another
 // axis of the iteration space. The operand then needs an all-to-all rather than an all-gather. For
 // example, given a sort along k of x[q, k] with k sharded, shards q instead. Small operands are
-// gathered unless `follow` is kMoved.
-void Planned::displace(int n, Sharding& work, int follow) const {
+// gathered unless `choice` is Choice::move_axes.
+void Planned::displace(int n, Sharding& work, OpChoice choice) const {
   auto& me = node(n);
   if (rules::regroups(me)) return;
   for (std::size_t k = 0; k < me.in.size(); ++k) {
-    if (!me.in[k] || (double(me.in[k]->bytes()) <= kNegligibleBytes && follow != kMoved)) continue;
+    if (!me.in[k] || (double(me.in[k]->bytes()) <= kNegligibleBytes && choice != Choice::move_axes))
+      continue;
     Sharding left;
     rules::work_sharding(me, k, first(operand(n, k)), mesh_, &left);
     for (auto& [name, cut] : left.dims) {
@@ -218,7 +220,8 @@ int Planned::blocks_along(const Node& op, Name axis, std::int64_t least) const {
 // Returns true if the op runs block by block along the axis.
 bool Planned::goes_by_blocks(const Node& op, Name axis, std::int64_t least) const {
   int n = whole_.find(&op);
-  return !chosen(n, kWhole) && !chosen(n, kMoved) && blocks_along(op, axis, least) > 0;
+  return !chosen(n, Choice::gather) && !chosen(n, Choice::move_axes) &&
+         blocks_along(op, axis, least) > 0;
 }
 // Returns true for a top-k that first selects candidates in each block.
 bool Planned::first_in_blocks(const Node& n) const {

@@ -63,15 +63,15 @@ const Sharding& Planned::first(int n) const {
   if (generated(n) || lazy(n) || versions(n).empty()) return whole;
   return version(versions(n)[0]).at;
 }
-bool Planned::chosen(int n, int way) const {
-  auto choice = choices_->follow.find(n);
-  return choice != choices_->follow.end() && choice->second == way;
+bool Planned::chosen(int n, OpChoice choice) const {
+  auto found = choices_->ops.find(n);
+  return found != choices_->ops.end() && found->second == choice;
 }
-int Planned::decided(int n) const {
-  if (auto choice = choices_->follow.find(n); choice != choices_->follow.end())
-    return choice->second;
+OpChoice Planned::decided(int n) const {
+  if (auto found = choices_->ops.find(n); found != choices_->ops.end()) return found->second;
   int of = whole_.at(n).expansion_of;
-  return of >= 0 && node(of).op == node(n).op && chosen(of, kMoved) ? kMoved : kUsual;
+  return of >= 0 && node(of).op == node(n).op && chosen(of, Choice::move_axes) ? Choice::move_axes
+                                                                               : Choice::usual;
 }
 // n is the slice of an array that an iteration reads. Returns true if the array is a weight that is
 // gathered in full before the loop.

@@ -56,8 +56,8 @@ Run Planner::run(const Choices& choices, bool contests) {
   drop_dead_versions(now_.plan);
   return {std::move(now_.plan), std::move(now_.contested), std::move(stacks_)};
 }
-void Planner::contest(int n, int way) {
-  if (contests_) now_.contested.push_back({n, way});
+void Planner::contest(int n, OpChoice choice) {
+  if (contests_) now_.contested.push_back({n, choice});
 }
 void Planner::put_first(int n, Version v, double points) {
   now_.plan.points += points * turns_of(n);
@@ -238,7 +238,7 @@ NodePtr Planner::apart_from_base(int n, const Sharding& created) {
   auto monoid = me.op->accumulates ? me.op->accumulates(me) : std::nullopt;
   if (!monoid || generated(operand(n, 0))) return nullptr;
   bool gathered = !created.partial.empty() && !first(operand(n, 0)).dims.empty();
-  if (!gathered && decided(n) != kMoved) return nullptr;
+  if (!gathered && decided(n) != Choice::move_axes) return nullptr;
   OriginScope due(me.origin);
   auto in = me.in;
   in[0] = prim::fit(prim::identity(*monoid, me.dtype), me.axes);
@@ -273,8 +273,8 @@ Planner::Pending Planner::ride_or_land(int n, Sharding& work) {
       if (operand < 0 || is_order_only(me, k)) continue;
       for (auto [x, m] : first(operand).partial) {
         auto how = rides(n, k, x, m, work);
-        if (how == Rides::larger) contest(n, kRides);
-        if (how == Rides::yes || (how == Rides::larger && chosen(n, kRides))) {
+        if (how == Rides::larger) contest(n, Choice::keep_partial);
+        if (how == Rides::yes || (how == Rides::larger && chosen(n, Choice::keep_partial))) {
           keep[k].push_back({x, m});
           continue;
         }
@@ -301,9 +301,9 @@ void Planner::compute_op(int n) {
   Pending keep;
   {
     OriginScope due(me.origin);
-    work = usual = work_of(n, kUsual);
-    if (int follow = decided(n); follow != kUsual)
-      if (auto other = otherwise_cut(n, usual, follow)) work = *other;
+    work = usual = work_of(n, Choice::usual);
+    if (auto choice = decided(n); choice != Choice::usual)
+      if (auto other = otherwise_cut(n, usual, choice)) work = *other;
     keep = ride_or_land(n, work);
   }
   if (auto axis = rules::shifted(me); axis && !work.mesh_axes(axis).empty()) return shift(n, work);
@@ -350,12 +350,14 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
             me.op->kind == Kind::view ? 0 : local_size(rules::iteration_axes(me), work, mesh_));
 }
 void Planner::contest_cuts(int n, const Sharding& usual) {
+  if (!contests_) return;
+  std::vector<OpChoice> alternatives{Choice::preferred};
+  if (!prim::sends_least_blockwise(node(n))) alternatives.push_back(Choice::move_axes);
   auto& in = whole_.at(n).in;
-  for (int k : {kMoved, kWish, 0, 1}) {
-    bool can = k < 0 ? k != kMoved || !prim::sends_least_blockwise(node(n))
-                     : k < int(in.size()) && in[std::size_t(k)] >= 0;
-    if (contests_ && can && otherwise_cut(n, usual, k)) contest(n, k);
-  }
+  for (int k = 0; k < std::min(2, int(in.size())); ++k)
+    if (in[std::size_t(k)] >= 0) alternatives.push_back({Choice::operand, k});
+  for (auto& choice : alternatives)
+    if (otherwise_cut(n, usual, choice)) contest(n, choice);
 }
 
 }  // namespace haliax::partitioning

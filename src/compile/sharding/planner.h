@@ -13,6 +13,7 @@
 
 #include "graph/loop.h"
 #include "ops/blockwise.h"
+#include "compile/sharding/choices.h"
 #include "compile/sharding/report/planned_collectives.h"
 #include "compile/sharding/partition_options.h"
 #include "compile/sharding/rules.h"
@@ -177,28 +178,6 @@ using prim::kNegligibleBytes;
 // Bytes per device in one bucket. Larger buckets would keep too many arrays live while they wait.
 constexpr double kBucket = 32 << 20;
 
-// Decisions that differ from the default, to communicate fewer bytes:
-//
-// - the operand whose sharding an op follows first
-// - how an op gets a sharded axis that it requires in full
-// - which sums stay partial
-// - in which sharding a loop stacks a value
-//
-// `follow` maps a node to one of the constants below or to the number of an operand. kWish: the
-// preferred sharding has priority. kUsual: the default order, see Planned::work_of.
-constexpr int kWish = -2, kUsual = -1;  // an operand has a number >= 0
-// kWhole: the axis is all-gathered; the op does not run by blocks and uses no all-to-all. kMoved:
-// the mesh axes move to another axis of the operand, even if the array is small.
-constexpr int kWhole = -3, kMoved = -4;
-// A partial sum stays partial through an op that enlarges it, such as `place`. This pays if it is
-// then added to partial sums of that size.
-constexpr int kRides = -5;
-struct Choices {
-  std::map<int, int> follow;  // by node
-  // by loop and result
-  std::map<std::pair<int, std::size_t>, Sharding> stack;
-};
-
 // The plan so far, with queries that do not change it (planned.cpp).
 class Planned {
  protected:
@@ -213,8 +192,7 @@ class Planned {
       int instead = -1;   // the node that replaces it; -1: none
     };
     std::vector<Planning> nodes;
-    // (node, alternative entry of `Choices::follow`)
-    std::vector<std::pair<int, int>> contested;
+    std::vector<std::pair<int, OpChoice>> contested;  // (node, alternative)
     Planning& at(int n) { return nodes[std::size_t(n)]; }
     const Planning& at(int n) const { return nodes[std::size_t(n)]; }
   };
@@ -245,10 +223,10 @@ class Planned {
   bool lazy(int n) const { return now_.at(n).lazy; }
   bool done(int n) const { return now_.at(n).done; }
   int instead(int n) const { return now_.at(n).instead; }
-  bool chosen(int n, int way) const;  // instead of the default
-  // Returns the entry of `Choices::follow`, or kUsual. kMoved also holds for a node of the same op
-  // in the expansion of the op.
-  int decided(int n) const;
+  bool chosen(int n, OpChoice) const;  // instead of the default
+  // Returns the entry of `Choices::ops`, or Choice::usual. Choice::move_axes also holds for a node
+  // of the same op in the expansion of the op.
+  OpChoice decided(int n) const;
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int body_of(int n) const;
   double turns_of(int n) const { return now_.plan.body(body_of(n)).iterations; }
@@ -266,10 +244,10 @@ class Planned {
   bool gathers_ahead(int n) const;
 
   // ---- how an op may be sharded (cuts.cpp) ----
-  Sharding work_of(int n, int follow) const;
-  std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow) const;
+  Sharding work_of(int n, OpChoice) const;
+  std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, OpChoice) const;
   void assign(const Node&, Sharding& work, Name, const MeshAxes&) const;
-  void displace(int n, Sharding& work, int follow) const;
+  void displace(int n, Sharding& work, OpChoice) const;
   void cut_rows(int n, Sharding& work) const;
   Rides rides(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
   std::pair<Name, MeshAxes> landing(int n, int x) const;
@@ -306,7 +284,7 @@ class Planned {
 // that it follows, and for a result of a loop, the sharding in which it is stacked.
 struct Run {
   Plan plan;
-  std::vector<std::pair<int, int>> contested;
+  std::vector<std::pair<int, OpChoice>> contested;
   std::map<std::pair<int, std::size_t>, Sharding> stacks;
 };
 
@@ -324,7 +302,7 @@ class Planner : Planned {
   void fit_tables();                              // after the graph has grown
   int add(Version);                               // to the innermost body that its node varies in
   void put_first(int n, Version, double points);  // as the computed version
-  void contest(int n, int way);
+  void contest(int n, OpChoice);
   // Returns a version with this sharding, and plans the cheapest steps to it if there is none.
   int obtain(int n, Sharding need);
   int obtain_lazy(int n, const Sharding& need);

@@ -19,7 +19,7 @@ NodePtr Planner::otherwise(int n) {
     auto created =
         goes_by_blocks(op, axis, least) ? prim::blockwise(ptr(n), axis, blocks) : nullptr;
     if (created && !prim::sends_least_blockwise(op))
-      for (int way : {kWhole, kMoved}) contest(whole_.find(&op), way);
+      for (auto choice : {Choice::gather, Choice::move_axes}) contest(whole_.find(&op), choice);
     return created;
   };
   auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
@@ -121,7 +121,7 @@ void Planner::shift(int n, const Sharding& work) {
 // over 2 devices, device 0 holds the flat positions 0, 1, 4, 5, 8, 9 but needs 0 to 5.
 bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& me = node(n);
-  if (!rules::regroups(me) || chosen(n, kWhole)) return false;
+  if (!rules::regroups(me) || chosen(n, Choice::gather)) return false;
   bool flattens = rules::flattens(me);
   const int x = operand(n, 0);
   auto attr = RegroupAttr::of(me);
@@ -144,7 +144,7 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   };
   auto over = flattens ? lie(left).over() : left.mesh_axes(flat);
   if (left.dims.empty() || !unused(over, {})) return false;
-  contest(n, kWhole);
+  contest(n, Choice::gather);
   // Uses the preferred sharding if the mesh axes are unused. Otherwise, a flat axis is sharded
   // along the mesh axes of its parts. If there are several parts, the first one with even
   // blocks is sharded, or else the largest one.

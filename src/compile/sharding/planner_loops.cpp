@@ -243,8 +243,8 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
     inside = carried;
   } else if (b == 0) {
     inside = without(kept(v, r), a.blocked);
-    auto choice = choices_->stack.find({a.n, k});
-    if (choice != choices_->stack.end() && stacks && !loose && offer(v, choice->second).cost == 0)
+    auto choice = choices_->stacks.find({a.n, k});
+    if (choice != choices_->stacks.end() && stacks && !loose && offer(v, choice->second).cost == 0)
       inside = without(choice->second, a.blocked);
     if (stacks) inside.set(a.l.axis.name, {});  // a device's shards of all chunks form no block
   }

@@ -8,10 +8,10 @@
 namespace haliax::partitioning {
 namespace {
 
-std::string looks(const Node& n, int decision) {
+std::string looks(const Node& n, OpChoice choice) {
   auto text = std::string(n.op->name) + to_string(n.axes);
   // All addends of a sum stay partial together, otherwise nothing is saved.
-  if (decision == kRides) return text;
+  if (choice == Choice::keep_partial) return text;
   for (auto& x : n.in) text += x ? to_string(x->axes) : "-";
   return text;
 }
@@ -36,25 +36,26 @@ Plan best_plan(GlobalGraph& graph, Planner& planner, bool strict) {
   };
   for (auto& [stack, at] : stacks) {
     auto c = choices;
-    c.stack[stack] = at;
+    c.stacks[stack] = at;
     take(c);
   }
   // Ops that look equal in each layer are decided together. Ops of an expansion are decided before
   // the op that they expand.
-  std::map<std::tuple<bool, std::string, int>, std::set<int>> equal_ops;
-  for (auto& [n, k] : contested) equal_ops[{n < given, looks(graph.node(n), k), k}].insert(n);
+  std::map<std::tuple<bool, std::string, OpChoice>, std::set<int>> equal_ops;
+  for (auto& [n, choice] : contested)
+    equal_ops[{n < given, looks(graph.node(n), choice), choice}].insert(n);
   struct Declined {
     const std::set<int>& nodes;
-    int way;
+    OpChoice choice;
     std::set<int> read = {};  // operands, without weights, which are moved for many readers
   };
   std::vector<Declined> declined;
   auto decide = [](Choices& c, const Declined& d) {
-    for (int n : d.nodes) c.follow[n] = d.way;
+    for (int n : d.nodes) c.ops.insert_or_assign(n, d.choice);
   };
   for (auto& [decision, nodes] : equal_ops) {
     auto c = choices;
-    Declined d{nodes, std::get<int>(decision)};
+    Declined d{nodes, std::get<OpChoice>(decision)};
     decide(c, d);
     if (take(c)) continue;
     for (int n : nodes)
