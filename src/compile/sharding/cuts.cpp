@@ -14,7 +14,7 @@ namespace {
 // Returns true if `a` is the better axis to shard into this number of blocks: its largest block is
 // a smaller fraction of the axis, or the fractions are equal and `a` is longer. For example, given
 // 4 blocks, size 8 (2/8 per device) is better than size 6 (2/6).
-bool takes_cut_better(const Axis& a, const Axis& b, std::int64_t blocks) {
+bool shards_better(const Axis& a, const Axis& b, std::int64_t blocks) {
   auto share = [&](const Axis& x) {
     return double((x.size + blocks - 1) / blocks) / double(x.size);
   };
@@ -25,11 +25,13 @@ bool takes_cut_better(const Axis& a, const Axis& b, std::int64_t blocks) {
 
 // Shards axis a of the iteration space in addition to `work`, if a and the mesh axes are free and
 // the rules allow it.
-void Planned::assign(const Node& n, Sharding& work, Name a, const MeshAxes& cut) const {
-  if (cut.empty() || !work.mesh_axes(a).empty() || cut.overlaps(taken(n))) return;
-  for (int x : cut)
+void PlanQueries::shard_axis(const Node& n, Sharding& work, Name a,
+                             const MeshAxes& mesh_axes) const {
+  if (mesh_axes.empty() || !work.mesh_axes(a).empty() || mesh_axes.overlaps(blocked_axes(n)))
+    return;
+  for (int x : mesh_axes)
     if (work.uses(x)) return;
-  if (rules::may_shard(n, a, cut, work, mesh_)) work.set(a, cut);
+  if (rules::may_shard(n, a, mesh_axes, work, mesh_)) work.set(a, mesh_axes);
 }
 // Returns the sharding of the iteration space of an op. The sources below are applied in this
 // order. Each one shards only axes, and uses only mesh axes, that are still free.
@@ -39,91 +41,94 @@ void Planned::assign(const Node& n, Sharding& work, Name a, const MeshAxes& cut)
 // 3. The operands, largest first, because it is the most expensive one to communicate.
 // 4. If nothing is sharded: the preferred sharding of the result.
 // 5. If nothing is sharded: the operands of deferred slices.
-// 6. The mesh axes of axes that the op requires in full (`displace`). For Choice::move_axes,
+// 6. The mesh axes of axes that the op requires in full (`move_mesh_axes`). For Choice::move_axes,
 //    this is also applied before 4.
 //
 // For example, given x[batch, embed] with batch on `data`, w[embed, hidden] with hidden on `model`,
 // and dot(x, w, "embed"), returns batch on `data`, hidden on `model`.
-Sharding Planned::work_of(int n, OpChoice choice) const {
+Sharding PlanQueries::work_of(int n, OpChoice choice) const {
   auto& me = node(n);
   Sharding work;
   auto after = [&](std::size_t k) {
-    for (auto& [name, cut] : rules::work_sharding(me, k, first(operand(n, k)), mesh_).dims)
-      assign(me, work, name, cut);
+    for (auto& [name, mesh_axes] :
+         rules::work_sharding(me, k, sharding_of(operand(n, k)), mesh_).dims)
+      shard_axis(me, work, name, mesh_axes);
   };
-  auto wished = [&] {
-    for (auto& [name, cut] : wish(n).dims) assign(me, work, name, cut);
+  auto apply_preferred = [&] {
+    for (auto& [name, mesh_axes] : preferred(n).dims) shard_axis(me, work, name, mesh_axes);
   };
   if (choice.operand >= 0) after(std::size_t(choice.operand));
-  if (choice == Choice::move_axes) cut_rows(n, work);
-  if (choice == Choice::preferred) wished();
+  if (choice == Choice::move_axes) shard_rows(n, work);
+  if (choice == Choice::preferred) apply_preferred();
   bool picks = rules::picks(me) && !rules::writes_into(me), in_order = prim::picks_in_order(me);
   bool binds = me.op->kind == Kind::contract || (picks && !in_order);
   if (binds && me.origin.mapping)
-    for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims)
-      assign(me, work, name, cut);
+    for (auto& [name, mesh_axes] : sharding_for(me, *me.origin.mapping, mesh_).dims)
+      shard_axis(me, work, name, mesh_axes);
   std::vector<std::size_t> operands;
   for (std::size_t k = 0; k < me.in.size(); ++k)
     if (me.in[k]) operands.push_back(k);
   std::stable_sort(operands.begin(), operands.end(),
                    [&](auto a, auto b) { return me.in[a]->bytes() > me.in[b]->bytes(); });
   for (auto k : operands) after(k);
-  if (choice == Choice::move_axes) displace(n, work, choice);
+  if (choice == Choice::move_axes) move_mesh_axes(n, work, choice);
   if (work.dims.empty())
     // Skips mesh axes along which an operand is partial: its sum is reduce-scattered later, if
     // possible.
-    for (auto& [name, cut] : wish(n).dims) {
+    for (auto& [name, mesh_axes] : preferred(n).dims) {
       bool pending = false;
-      for (int x : whole_.at(n).in)
+      for (int x : graph_.at(n).in)
         if (x >= 0)
-          for (int m : cut) pending |= first(x).is_partial(m);
-      if (!pending) assign(me, work, name, cut);
+          for (int m : mesh_axes) pending |= sharding_of(x).is_partial(m);
+      if (!pending) shard_axis(me, work, name, mesh_axes);
     }
   if (work.dims.empty())  // the sharding of the operand of each deferred slice
     for (auto k : operands) {
       int x = operand(n, k);
-      if (!waits_to_shift(x)) continue;
-      for (auto& [name, cut] : first(operand(x, 0)).dims) assign(me, work, name, cut);
+      if (!is_deferred_slice(x)) continue;
+      for (auto& [name, mesh_axes] : sharding_of(operand(x, 0)).dims)
+        shard_axis(me, work, name, mesh_axes);
     }
-  displace(n, work, choice);
+  move_mesh_axes(n, work, choice);
   return work;
 }
 // Returns whether operand k, which is partial along mesh axis x, may stay partial through this op
 // and be reduced later. The op must commute with the reduction. For example, given partial y and
 // replicated z, y * z may stay partial, but y * y and exp(y) may not.
-Planned::Rides Planned::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work) const {
+PlanQueries::PartialThrough PlanQueries::partial_through(int n, std::size_t k, int x, Monoid m,
+                                                         const Sharding& work) const {
   auto& me = node(n);
   int of = operand(n, k);
   auto how = linear_in(me, k);
   if (how == Linear::no || work.uses(x) || (how != Linear::moves && m != Monoid::sum))
-    return Rides::no;
-  if (users(of).size() > 1 || body_of(of) != body_of(n)) return Rides::no;
+    return PartialThrough::no;
+  if (users(of).size() > 1 || body_of(of) != body_of(n)) return PartialThrough::no;
   for (int v : versions(of))
-    if (!version(v).at.is_partial(x)) return Rides::no;
+    if (!version(v).at.is_partial(x)) return PartialThrough::no;
   if (how == Linear::one)
     for (std::size_t j = 0; j < me.in.size(); ++j)
-      if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(operand(n, j)).is_partial(x)))
-        return Rides::no;
-  double terms = bytes(of, first(of));  // the bytes to reduce later must not grow
+      if (j != k && me.in[j] && (me.in[j] == me.in[k] || sharding_of(operand(n, j)).is_partial(x)))
+        return PartialThrough::no;
+  double terms = bytes(of, sharding_of(of));  // the bytes to reduce later must not grow
   if (rules::shifted(me))
     for (std::size_t j = 0; j < me.in.size(); ++j)
-      if (j != k && first(operand(n, j)).is_partial(x))
-        terms += bytes(operand(n, j), first(operand(n, j)));
-  if (bytes(n, rules::result_sharding(me, work)) <= terms * 1.001) return Rides::yes;
+      if (j != k && sharding_of(operand(n, j)).is_partial(x))
+        terms += bytes(operand(n, j), sharding_of(operand(n, j)));
+  if (bytes(n, rules::result_sharding(me, work)) <= terms * 1.001) return PartialThrough::yes;
   // `place` writes the operand into an array of zeros, so only the result is larger.
   bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::jointly_partial(me);
-  return larger ? Rides::larger : Rides::no;
+  return larger ? PartialThrough::larger : PartialThrough::no;
 }
 // Returns the axis along which a sum that is partial along mesh axis x should be reduce-scattered,
 // and the mesh axes that shard it. It is an axis that the preferred sharding, or else a reader,
 // shards along x. Empty: the sum is all-reduced.
-std::pair<Name, MeshAxes> Planned::landing(int n, int x) const {
-  for (auto& [name, cut] : wish(n).dims)
-    if (cut.has(x)) return {name, cut};
+std::pair<Name, MeshAxes> PlanQueries::scatter_target(int n, int x) const {
+  for (auto& [name, mesh_axes] : preferred(n).dims)
+    if (mesh_axes.has(x)) return {name, mesh_axes};
   // A sum in a wider dtype is scattered like the 16-bit sum that it replaces.
-  if (int of = whole_.at(n).expansion_of;
+  if (int of = graph_.at(n).expansion_of;
       of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
-    return landing(of, x);
+    return scatter_target(of, x);
   for (int u : users(n)) {
     if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult ||
         node(u).op == &prim::kShardingConstraint)
@@ -131,8 +136,8 @@ std::pair<Name, MeshAxes> Planned::landing(int n, int x) const {
     auto work = work_of(u, Choice::usual);
     for (std::size_t k = 0; k < node(u).in.size(); ++k)
       if (operand(u, k) == n)
-        for (auto& [name, cut] : rules::operand_sharding(node(u), k, work, mesh_).dims)
-          if (cut.has(x)) return {name, cut};
+        for (auto& [name, mesh_axes] : rules::operand_sharding(node(u), k, work, mesh_).dims)
+          if (mesh_axes.has(x)) return {name, mesh_axes};
   }
   return {};
 }
@@ -140,10 +145,10 @@ std::pair<Name, MeshAxes> Planned::landing(int n, int x) const {
 // Returns the alternative sharding of the iteration space that applies `choice` first. Returns
 // nothing if it equals the usual sharding, or if it would save bytes at too high a price: if fewer
 // devices share the work, or if a weight is gathered along an axis that the mapping shards.
-std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual,
-                                               OpChoice choice) const {
+std::optional<Sharding> PlanQueries::alternative_work(int n, const Sharding& usual,
+                                                      OpChoice choice) const {
   auto& me = node(n);
-  auto& in = whole_.at(n).in;
+  auto& in = graph_.at(n).in;
   auto other = work_of(n, choice);
   if (other == usual) return {};
   auto used = [&](const Sharding& s) {
@@ -153,12 +158,12 @@ std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual,
   };
   if (used(other) < used(usual)) return {};
   for (std::size_t k = 0; k < in.size(); ++k) {
-    if (in[k] < 0 || !me.origin.mapping || !whole_.is_weight(in[k])) continue;
+    if (in[k] < 0 || !me.origin.mapping || !graph_.is_weight(in[k])) continue;
     auto need = rules::operand_sharding(me, k, other, mesh_),
          before = rules::operand_sharding(me, k, usual, mesh_);
-    for (auto& [name, cut] : first(in[k]).dims)
-      if (me.origin.mapping->find(name) && before.mesh_axes(name) == cut &&
-          !(need.mesh_axes(name) == cut))
+    for (auto& [name, mesh_axes] : sharding_of(in[k]).dims)
+      if (me.origin.mapping->find(name) && before.mesh_axes(name) == mesh_axes &&
+          !(need.mesh_axes(name) == mesh_axes))
         return {};
   }
   return other;
@@ -167,24 +172,24 @@ std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual,
 // axis of the iteration space. The operand then needs an all-to-all rather than an all-gather. For
 // example, given a sort along k of x[q, k] with k sharded, shards q instead. Small operands are
 // gathered unless `choice` is Choice::move_axes.
-void Planned::displace(int n, Sharding& work, OpChoice choice) const {
+void PlanQueries::move_mesh_axes(int n, Sharding& work, OpChoice choice) const {
   auto& me = node(n);
   if (rules::regroups(me)) return;
   for (std::size_t k = 0; k < me.in.size(); ++k) {
     if (!me.in[k] || (double(me.in[k]->bytes()) <= kNegligibleBytes && choice != Choice::move_axes))
       continue;
     Sharding left;
-    rules::work_sharding(me, k, first(operand(n, k)), mesh_, &left);
-    for (auto& [name, cut] : left.dims) {
+    rules::work_sharding(me, k, sharding_of(operand(n, k)), mesh_, &left);
+    for (auto& [name, mesh_axes] : left.dims) {
       const Axis* best = nullptr;
       for (auto& a : me.in[k]->axes) {
         // excludes an axis of ids with the same name
         bool stays = has(me.axes, a.name) && along(me, k, a.name).point == a.name;
         if (a.name == name || !stays || a.size < 2 || !work.mesh_axes(a.name).empty()) continue;
-        bool better = !best || takes_cut_better(a, *best, ranks(mesh_, cut));
-        if (better && rules::may_shard(me, a.name, cut, work, mesh_)) best = &a;
+        bool better = !best || shards_better(a, *best, ranks(mesh_, mesh_axes));
+        if (better && rules::may_shard(me, a.name, mesh_axes, work, mesh_)) best = &a;
       }
-      if (best) assign(me, work, best->name, cut);
+      if (best) shard_axis(me, work, best->name, mesh_axes);
     }
   }
 }
@@ -192,41 +197,41 @@ void Planned::displace(int n, Sharding& work, OpChoice choice) const {
 // axis of the rows. Each device then looks up all ids, in its part of every row. For example, given
 // take(table[vocab, embed], "vocab", ids[pos]) with vocab and pos sharded along one mesh axis,
 // shards embed instead.
-void Planned::cut_rows(int n, Sharding& work) const {
+void PlanQueries::shard_rows(int n, Sharding& work) const {
   auto& me = node(n);
   if (!rules::picks(me) || double(me.in[0]->bytes()) <= kNegligibleBytes) return;
   auto is_of_rows = [&](Name a) {
     return has(me.in[0]->axes, a) && has(me.axes, a) && along(me, 0, a).way == Along::Way::map;
   };
   for (std::size_t k = 0; k < me.in.size(); ++k)
-    for (auto& [name, cut] : first(operand(n, k)).dims) {
+    for (auto& [name, mesh_axes] : sharding_of(operand(n, k)).dims) {
       const Axis* best = nullptr;
       for (auto& a : me.in[0]->axes)
-        if (is_of_rows(a.name) && a.size > 1 && first(operand(n, 0)).mesh_axes(a.name).empty() &&
-            work.mesh_axes(a.name).empty())
-          if (!best || takes_cut_better(a, *best, ranks(mesh_, cut))) best = &a;
-      if (best && !is_of_rows(name)) assign(me, work, best->name, cut);
+        if (is_of_rows(a.name) && a.size > 1 &&
+            sharding_of(operand(n, 0)).mesh_axes(a.name).empty() && work.mesh_axes(a.name).empty())
+          if (!best || shards_better(a, *best, ranks(mesh_, mesh_axes))) best = &a;
+      if (best && !is_of_rows(name)) shard_axis(me, work, best->name, mesh_axes);
     }
 }
 
 // ---- axes that an op requires in full, and positions that move ----
 // Returns the number of blocks of an axis that the op requires in full, as its operand is sharded.
 // 0: there is one block, or a block has at most `least` positions.
-int Planned::blocks_along(const Node& op, Name axis, std::int64_t least) const {
-  int x = operand(whole_.find(&op), 0), blocks = ranks(mesh_, first(x).mesh_axes(axis));
+int PlanQueries::blocks_along(const Node& op, Name axis, std::int64_t least) const {
+  int x = operand(graph_.find(&op), 0), blocks = ranks(mesh_, sharding_of(x).mesh_axes(axis));
   return blocks < 2 || (haliax::find(node(x), axis)->size + blocks - 1) / blocks <= least ? 0
                                                                                           : blocks;
 }
 // Returns true if the op runs block by block along the axis.
-bool Planned::goes_by_blocks(const Node& op, Name axis, std::int64_t least) const {
-  int n = whole_.find(&op);
-  return !chosen(n, Choice::gather) && !chosen(n, Choice::move_axes) &&
+bool PlanQueries::runs_by_blocks(const Node& op, Name axis, std::int64_t least) const {
+  int n = graph_.find(&op);
+  return !is_chosen(n, Choice::gather) && !is_chosen(n, Choice::move_axes) &&
          blocks_along(op, axis, least) > 0;
 }
 // Returns true for a top-k that first selects candidates in each block.
-bool Planned::first_in_blocks(const Node& n) const {
+bool PlanQueries::selects_by_blocks(const Node& n) const {
   return prim::is_top_k(n) &&
-         goes_by_blocks(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size);
+         runs_by_blocks(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size);
 }
 // Three kinds of nodes are deferred to their readers:
 //
@@ -234,8 +239,8 @@ bool Planned::first_in_blocks(const Node& n) const {
 //   block.
 // - A top-k that is only read by gathers at its positions. It runs with the gathers.
 // - A slice that is only read by concatenations along its axis. Its positions move once.
-int Planned::awaited(int n) const {
-  if (done(n)) return -1;
+int PlanQueries::deferral_source(int n) const {
+  if (is_planned(n)) return -1;
   auto& me = node(n);
   auto all_users = [&](auto is) {
     auto& u = users(n);
@@ -254,15 +259,15 @@ int Planned::awaited(int n) const {
   };
   return axis && all_users(joins) ? operand(n, 0) : -1;
 }
-bool Planned::waits_to_shift(int x) const {
-  return x >= 0 && !done(x) && node(x).op->kind == Kind::view && rules::shifted(node(x));
+bool PlanQueries::is_deferred_slice(int x) const {
+  return x >= 0 && !is_planned(x) && node(x).op->kind == Kind::view && rules::shifted(node(x));
 }
-bool Planned::put_off(int n) const {
+bool PlanQueries::is_deferred(int n) const {
   auto& me = node(n);
-  if (prim::is_top_k(me)) return first_in_blocks(me);
-  if (auto axis = rules::shifted(me)) return !first(operand(n, 0)).mesh_axes(axis).empty();
+  if (prim::is_top_k(me)) return selects_by_blocks(me);
+  if (auto axis = rules::shifted(me)) return !sharding_of(operand(n, 0)).mesh_axes(axis).empty();
   auto& u = users(n);
-  return std::all_of(u.begin(), u.end(), [&](int k) { return first_in_blocks(node(k)); });
+  return std::all_of(u.begin(), u.end(), [&](int k) { return selects_by_blocks(node(k)); });
 }
 
 }  // namespace haliax::partitioning

@@ -15,16 +15,16 @@ struct Partition::Impl {
   std::vector<PartitionInput> inputs;
   PartitionOptions options;
   Plan plan = {};
-  std::unique_ptr<GlobalGraph> whole = {};
+  std::unique_ptr<GlobalGraph> graph = {};
 
   // Plans the current roots with the fewest bytes communicated. regather: each loop gathers weights
   // again; false: weights are gathered once and stay resident.
   void make(bool regather) {
     OriginScope outer;  // restores the origin, which planning changes
     options.regather = regather;
-    whole = std::make_unique<GlobalGraph>(roots, requested, mesh);
-    Planner planner(*whole, options, inputs, requested);
-    plan = best_plan(*whole, planner, options.strict);
+    graph = std::make_unique<GlobalGraph>(roots, requested, mesh);
+    Planner planner(*graph, options, inputs, requested);
+    plan = best_plan(*graph, planner, options.strict);
   }
   // Saves residuals and plans again, until there are no more residuals to save. A saved residual
   // may allow further ones. It may also replace an earlier one, in an endless cycle: after some
@@ -34,7 +34,7 @@ struct Partition::Impl {
     auto best = roots;
     auto least = plan.bytes;
     for (int idle = 0; idle < most_idle;) {
-      auto more = with_residuals(roots, plan, *whole, !options.regather);
+      auto more = with_residuals(roots, plan, *graph, !options.regather);
       if (more == roots) break;
       roots = std::move(more);
       make(options.regather);
@@ -66,8 +66,8 @@ void Partition::residuals() {
   Impl other{m.mesh, roots, m.requested, m.inputs, m.options};
   other.make(true);
   other.keep_residuals();
-  bool refused = m.options.strict && partitioning::unrequested_gathers(other.plan, *other.whole) >
-                                         partitioning::unrequested_gathers(m.plan, *m.whole);
+  bool refused = m.options.strict && partitioning::unrequested_gathers(other.plan, *other.graph) >
+                                         partitioning::unrequested_gathers(m.plan, *m.graph);
   if (other.plan.bytes >= m.plan.bytes - 1 || refused) return;
   m.roots = roots;
   m.make(true);
@@ -75,24 +75,24 @@ void Partition::residuals() {
   m.options.regather = false;
 }
 void Partition::regather() {
-  if (impl_->options.regather) partitioning::regather(impl_->plan, *impl_->whole);
+  if (impl_->options.regather) partitioning::regather(impl_->plan, *impl_->graph);
 }
 void Partition::ring() {
-  if (impl_->options.ring) partitioning::ring(impl_->plan, *impl_->whole);
+  if (impl_->options.ring) partitioning::ring(impl_->plan, *impl_->graph);
 }
 void Partition::bucket() {
-  partitioning::bucket(impl_->plan, *impl_->whole, impl_->options.overlap);
+  partitioning::bucket(impl_->plan, *impl_->graph, impl_->options.overlap);
 }
 
 Partition::DeviceGraph Partition::device_graph(int device) const {
   DeviceGraph d;
-  d.roots = emit(impl_->plan, *impl_->whole, impl_->inputs, impl_->mesh, device, d.inputs,
+  d.roots = emit(impl_->plan, *impl_->graph, impl_->inputs, impl_->mesh, device, d.inputs,
                  impl_->options.verify);
   return d;
 }
 
 std::vector<PlannedCollective> Partition::collectives() const {
-  return planned_collectives(impl_->plan, *impl_->whole, impl_->options.gradients.get());
+  return planned_collectives(impl_->plan, *impl_->graph, impl_->options.gradients.get());
 }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 bool Partition::is_better_than(const Partition& other) const {
@@ -102,30 +102,30 @@ bool Partition::is_better_than(const Partition& other) const {
   return price(*this) < price(other);
 }
 std::int64_t Partition::unrequested_gathers() const {
-  return partitioning::unrequested_gathers(impl_->plan, *impl_->whole);
+  return partitioning::unrequested_gathers(impl_->plan, *impl_->graph);
 }
 bool Partition::has_even_blocks() const {
   auto& m = *impl_;
   auto divides = [&](const Axis& a, const MeshAxes& by) { return a.size % ranks(m.mesh, by) == 0; };
   auto is_even = [&](const Version& v) {
-    auto& n = m.whole->node(v.node);
-    bool turns =
+    auto& n = m.graph->node(v.node);
+    bool is_even_loop =
         v.kind != Version::Kind::loop || divides(loop_of(n).axis, m.plan.loop(v.loop).shared_by);
-    return turns && std::all_of(n.axes.begin(), n.axes.end(),
-                                [&](auto& a) { return divides(a, v.at.mesh_axes(a.name)); });
+    return is_even_loop && std::all_of(n.axes.begin(), n.axes.end(),
+                                       [&](auto& a) { return divides(a, v.at.mesh_axes(a.name)); });
   };
   return std::all_of(m.plan.versions.begin(), m.plan.versions.end(),
                      [&](auto& v) { return !v.live || is_even(v); });
 }
 std::string Partition::text() const {
-  return to_string(impl_->plan, *impl_->whole, impl_->options.gradients.get());
+  return to_string(impl_->plan, *impl_->graph, impl_->options.gradients.get());
 }
 std::int64_t Partition::size() const {
   return std::count_if(impl_->plan.versions.begin(), impl_->plan.versions.end(),
                        [](auto& s) { return s.live; });
 }
 void Partition::verify(const char* after) const {
-  partitioning::verify(impl_->plan, *impl_->whole, after, &impl_->requested);
+  partitioning::verify(impl_->plan, *impl_->graph, after, &impl_->requested);
 }
 
 }  // namespace haliax

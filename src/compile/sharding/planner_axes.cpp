@@ -11,15 +11,16 @@ namespace haliax::partitioning {
 // Returns the op as an expansion over blocks of a sharded axis that it requires in full. For
 // example, top-k of a sharded axis is the top-k of the candidates from each block. Null: the op
 // runs on the full axis.
-NodePtr Planner::otherwise(int n) {
+NodePtr Planner::expansion(int n) {
   auto& me = node(n);
   if (!me.op->blockwise) return nullptr;
   auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
     int blocks = blocks_along(op, axis, least);
     auto created =
-        goes_by_blocks(op, axis, least) ? prim::blockwise(ptr(n), axis, blocks) : nullptr;
+        runs_by_blocks(op, axis, least) ? prim::blockwise(ptr(n), axis, blocks) : nullptr;
     if (created && !prim::sends_least_blockwise(op))
-      for (auto choice : {Choice::gather, Choice::move_axes}) contest(whole_.find(&op), choice);
+      for (auto choice : {Choice::gather, Choice::move_axes})
+        add_alternative(graph_.find(&op), choice);
     return created;
   };
   auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
@@ -30,34 +31,36 @@ NodePtr Planner::otherwise(int n) {
       if (auto created = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name)))
         return created;
   // The op requires an axis in full that its operand lacks, or whose operand is generated locally.
-  for (auto& [axis, cut] : wish(n).dims)
+  for (auto& [axis, mesh_axes] : preferred(n).dims)
     if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) &&
         along(me, kResultSide, axis).way == Along::Way::full)
-      if (auto created = prim::blockwise(ptr(n), axis, ranks(mesh_, cut))) return created;
+      if (auto created = prim::blockwise(ptr(n), axis, ranks(mesh_, mesh_axes))) return created;
   return nullptr;
 }
 
 // x is computed elementwise from a base value. Reshards the base instead of x, and recomputes x, if
 // other ops read the base too and its resharding is no more expensive. The other readers then need
 // no communication of their own.
-void Planner::move_base(int x, const Sharding& need) {
+void Planner::reshard_base(int x, const Sharding& need) {
   auto read_as_it_is = [&](const Node& n) {
-    auto& u = users(whole_.find(&n));
+    auto& u = users(graph_.find(&n));
     return std::any_of(u.begin(), u.end(),
                        [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
   };
-  int base = whole_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
-  if (base < 0 || base == x || instead(base) >= 0 || body_of(base) != body_of(x)) return;
+  int base = graph_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
+  if (base < 0 || base == x || replacement(base) >= 0 || body_of(base) != body_of(x)) return;
   if (!users(base).empty() && !read_as_it_is(node(base))) return;
-  if (offer(x, need).cost == 0 || offer(base, need).cost > offer(x, need).cost) return;
-  rematerialise(x, base, need);
+  if (cheapest_source(x, need).cost == 0 ||
+      cheapest_source(base, need).cost > cheapest_source(x, need).cost)
+    return;
+  recompute_from(x, base, need);
 }
-void Planner::rematerialise(int n, int base, const Sharding& need) {
+void Planner::recompute_from(int n, int base, const Sharding& need) {
   if (n == base || generated(n)) return;
   for (int v : versions(n))
     if (version(v).at == need) return;
-  for (int x : whole_.at(n).in) rematerialise(x, base, need);
-  made_now(n, need);
+  for (int x : graph_.at(n).in) recompute_from(x, base, need);
+  compute_version(n, need);
 }
 
 // Plans an op that moves positions along a sharded axis: each device receives the positions that
@@ -66,13 +69,13 @@ void Planner::rematerialise(int n, int base, const Sharding& need) {
 // the op reads the operand of the slice.
 void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
-  const auto in = whole_.at(n).in;  // a copy, since the graph may grow
+  const auto in = graph_.at(n).in;  // a copy, since the graph may grow
   Name axis = rules::shifted(me);
   Version s{.kind = Version::Kind::shift, .node = n, .at = rules::result_sharding(me, work)};
   std::vector<CopyBox> moving;
   std::int64_t done_to = 0;
   auto read = [&](int x, AxisSegment r) {
-    if (waits_to_shift(x)) {
+    if (is_deferred_slice(x)) {
       auto below = node(x).op->segments(node(x))[0];
       r.from = below.from + r.from * below.step;
       r.step *= below.step;
@@ -80,12 +83,12 @@ void Planner::shift(int n, const Sharding& work) {
     }
     auto need = rules::operand_sharding(me, 0, work, mesh_);
     if (!generated(x)) {
-      auto cut = first(x).mesh_axes(axis);
+      auto mesh_axes = sharding_of(x).mesh_axes(axis);
       // If another axis requires the same mesh axes, x is sent in the sharding that it has.
       if (std::any_of(need.dims.begin(), need.dims.end(),
-                      [&](auto& d) { return d.first != axis && d.second.overlaps(cut); }))
-        need.dims = first(x).dims;
-      need.set(axis, cut);
+                      [&](auto& d) { return d.first != axis && d.second.overlaps(mesh_axes); }))
+        need.dims = sharding_of(x).dims;
+      need.set(axis, mesh_axes);
     }
     Axes axes;  // in the order of the result axes
     for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
@@ -99,8 +102,8 @@ void Planner::shift(int n, const Sharding& work) {
     auto axes = me.axes;
     for (auto& a : axes)
       if (a.name == axis) a.size = to - done_to;
-    int x = whole_.id(prim::filled(0, me.dtype, axes));
-    fit_tables();
+    int x = graph_.id(prim::filled(0, me.dtype, axes));
+    track_new_nodes();
     read(x, {.to = done_to, .size = to - done_to});
   };
   for (auto& r : me.op->segments(me)) {
@@ -111,17 +114,17 @@ void Planner::shift(int n, const Sharding& work) {
   zeros(haliax::find(me, axis)->size);
   s.reshard_step = {ReshardStep::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
                     exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
-  now_.plan.bytes += s.reshard_step.bytes * turns_of(n);
-  put_first(n, std::move(s), local_size(me.axes, work, mesh_));
+  draft_.plan.bytes += s.reshard_step.bytes * iterations_of(n);
+  add_computed(n, std::move(s), local_size(me.axes, work, mesh_));
 }
 
 // Plans an op that splits an axis into parts, or flattens parts into one axis, if the blocks before
 // and after do not match. Each device receives the elements that its block lacks. Returns false if
 // the blocks match or the op is of another kind. For example, given parts [a=3, b=4] with b sharded
 // over 2 devices, device 0 holds the flat positions 0, 1, 4, 5, 8, 9 but needs 0 to 5.
-bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
+bool Planner::regroup(int n, const Sharding& work, const Sharding& partial) {
   auto& me = node(n);
-  if (!rules::regroups(me) || chosen(n, Choice::gather)) return false;
+  if (!rules::regroups(me) || is_chosen(n, Choice::gather)) return false;
   bool flattens = rules::flattens(me);
   const int x = operand(n, 0);
   auto attr = RegroupAttr::of(me);
@@ -129,27 +132,28 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& long_form = flattens ? me : node(x);   // has the flat axis
   auto& short_form = flattens ? node(x) : me;  // has the parts
   Sharding left, target;
-  rules::work_sharding(me, 0, first(x), mesh_, &left);
+  rules::work_sharding(me, 0, sharding_of(x), mesh_, &left);
   Axes parts;
   for (auto p : attr.parts) parts.push_back(*haliax::find(short_form, p));
-  auto lie = [&](const Sharding& s) {
+  auto layout = [&](const Sharding& s) {
     AxisLayout l{parts, {}};
     for (auto& p : parts) l.mesh_axes.push_back(s.mesh_axes(p.name));
     return l;
   };
   auto unused = [&](const MeshAxes& c, const Sharding& also) {
-    return !c.overlaps(taken(me)) && std::none_of(c.begin(), c.end(), [&](int m) {
-      return work.uses(m) || also.uses(m) || first(x).is_partial(m);
+    return !c.overlaps(blocked_axes(me)) && std::none_of(c.begin(), c.end(), [&](int m) {
+      return work.uses(m) || also.uses(m) || sharding_of(x).is_partial(m);
     });
   };
-  auto over = flattens ? lie(left).over() : left.mesh_axes(flat);
+  auto over = flattens ? layout(left).over() : left.mesh_axes(flat);
   if (left.dims.empty() || !unused(over, {})) return false;
-  contest(n, Choice::gather);
+  add_alternative(n, Choice::gather);
   // Uses the preferred sharding if the mesh axes are unused. Otherwise, a flat axis is sharded
   // along the mesh axes of its parts. If there are several parts, the first one with even
   // blocks is sharded, or else the largest one.
   for (auto& a : flattens ? Axes{*haliax::find(me, flat)} : parts)
-    if (auto c = wish(n).mesh_axes(a.name); !c.empty() && unused(c, target)) target.set(a.name, c);
+    if (auto c = preferred(n).mesh_axes(a.name); !c.empty() && unused(c, target))
+      target.set(a.name, c);
   if (target.dims.empty() && flattens) target.set(flat, over);
   if (target.dims.empty()) {
     auto even = std::find_if(parts.begin(), parts.end(),
@@ -161,18 +165,18 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   }
 
   auto need = rules::operand_sharding(me, 0, work, mesh_);
-  for (auto& [name, cut] : left.dims) need.set(name, cut);
+  for (auto& [name, mesh_axes] : left.dims) need.set(name, mesh_axes);
   Version s{.kind = Version::Kind::regroup, .node = n, .at = rules::result_sharding(me, work)};
-  for (auto& [name, cut] : target.dims) s.at.set(name, cut);
-  need.partial = s.at.partial = keep.partial;
+  for (auto& [name, mesh_axes] : target.dims) s.at.set(name, mesh_axes);
+  need.partial = s.at.partial = partial.partial;
   s.in = {obtain(x, need)};
   CopyBox p{.axes = long_form.axes, .at = need, .axis = flat};
-  (flattens ? p.source_layout : p.result_layout) = lie(flattens ? need : s.at);
+  (flattens ? p.source_layout : p.result_layout) = layout(flattens ? need : s.at);
   s.copy_boxes = {p};
   s.reshard_step = {ReshardStep::Kind::exchange, s.at, exchange_over(s.copy_boxes, p.axes, s.at),
                     flat, exchange_bytes(s.copy_boxes, p.axes, s.at, bytes_of(me.dtype), mesh_)};
-  now_.plan.bytes += s.reshard_step.bytes * turns_of(n);
-  put_first(n, std::move(s), 0);  // a view computes nothing
+  draft_.plan.bytes += s.reshard_step.bytes * iterations_of(n);
+  add_computed(n, std::move(s), 0);  // a view computes nothing
   return true;
 }
 

@@ -20,19 +20,19 @@ struct Resharding {
     return (g - 1) / g * n;
   }
   const Axis& axis(Name n) const { return *find_axis(axes, n); }
-  bool stays(int x, Monoid m) const {  // partial over x, as requested
+  bool stays_partial(int x, Monoid m) const {  // partial over x, as requested
     return std::find(to.partial.begin(), to.partial.end(), std::pair(x, m)) != to.partial.end();
   }
-  bool go(ReshardStep h) {
-    now = h.to;
-    steps.push_back(std::move(h));
+  bool add(ReshardStep step) {
+    now = step.to;
+    steps.push_back(std::move(step));
     return true;
   }
 
   // Returns the longest prefix of the requested sharding of an axis that can be reached with mesh
   // axes that `may` accepts. Returns the current sharding if none can.
   template <class May>
-  MeshAxes further(Name name, const MeshAxes& requested, const Sharding& s, May may) const {
+  MeshAxes reachable(Name name, const MeshAxes& requested, const Sharding& s, May may) const {
     auto have = s.mesh_axes(name);
     if (!requested.starts_with(have)) return have;
     int n = have.size();
@@ -45,19 +45,19 @@ struct Resharding {
   bool slice() {
     auto next = now;
     for (auto& [name, requested] : to.dims)
-      next.set(name, further(name, requested, next,
-                             [&](int x) { return !next.uses(x) && !next.is_partial(x); }));
-    return !(next == now) && go({ReshardStep::Kind::slice, next, {}, {}, 0});
+      next.set(name, reachable(name, requested, next,
+                               [&](int x) { return !next.uses(x) && !next.is_partial(x); }));
+    return !(next == now) && add({ReshardStep::Kind::slice, next, {}, {}, 0});
   }
-  bool pend() {
+  bool make_partial() {
     auto next = now;
     for (auto& [x, m] : to.partial)
       if (!now.is_partial(x) && !now.uses(x)) next.add_partial(x, m);
-    return !(next == now) && go({ReshardStep::Kind::make_partial, next, {}, {}, 0});
+    return !(next == now) && add({ReshardStep::Kind::make_partial, next, {}, {}, 0});
   }
   bool reduce_scatter() {
     for (auto& [name, requested] : to.dims) {
-      auto have = now.mesh_axes(name), reached = further(name, requested, now, [&](int x) {
+      auto have = now.mesh_axes(name), reached = reachable(name, requested, now, [&](int x) {
                                          return now.is_partial(x) && !to.is_partial(x);
                                        });
       if (reached == have) continue;
@@ -74,7 +74,7 @@ struct Resharding {
       auto next = now;
       next.set(name, reached);
       for (int x : over) next.resolve(x);
-      return go({ReshardStep::Kind::reduce_scatter, next, over, name, ring(over, bytes(now))});
+      return add({ReshardStep::Kind::reduce_scatter, next, over, name, ring(over, bytes(now))});
     }
     return false;
   }
@@ -115,13 +115,13 @@ struct Resharding {
   }
   bool exchange(const Sharding& next) {
     std::vector<CopyBox> all{{.axes = axes, .at = now}};
-    return go({ReshardStep::Kind::exchange,
-               next,
-               exchange_over(all, axes, next),
-               {},
-               exchange_bytes(all, axes, next, bytes_of(dtype), mesh)});
+    return add({ReshardStep::Kind::exchange,
+                next,
+                exchange_over(all, axes, next),
+                {},
+                exchange_bytes(all, axes, next, bytes_of(dtype), mesh)});
   }
-  bool straight() {  // if blocks are not nested, each device receives its final block
+  bool exchange_directly() {  // if blocks are not nested, each device receives its final block
     auto next = now;
     next.dims = to.dims;
     return !(next == now) && exchange(next);
@@ -131,13 +131,13 @@ struct Resharding {
       auto next = now;
       MeshAxes over;
       for (auto& [x, how] : now.partial)
-        if (how == m && !stays(x, how)) {
+        if (how == m && !stays_partial(x, how)) {
           over.push_back(x);
           next.resolve(x);
         }
 
       if (!over.empty())
-        return go({ReshardStep::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
+        return add({ReshardStep::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
     }
     return false;
   }
@@ -149,7 +149,7 @@ struct Resharding {
       auto over = have.from(keep), rest = have.prefix(keep);
       auto along = name;
       next.set(along, rest);
-      return go({ReshardStep::Kind::all_gather, next, over, along, ring(over, bytes(next))});
+      return add({ReshardStep::Kind::all_gather, next, over, along, ring(over, bytes(next))});
     }
     return false;
   }
@@ -161,8 +161,8 @@ std::vector<ReshardStep> reshard(const Mesh& mesh, const Axes& axes, DType dtype
                                  const Sharding& to) {
   Resharding r{mesh, axes, dtype, to, std::move(from)};
   while (!(r.now == to))
-    if (!r.slice() && !r.pend() && !r.reduce_scatter() && !r.exchange() && !r.all_reduce() &&
-        !r.all_gather() && !r.straight())
+    if (!r.slice() && !r.make_partial() && !r.reduce_scatter() && !r.exchange() &&
+        !r.all_reduce() && !r.all_gather() && !r.exchange_directly())
       throw Error("[partition] there are no reshard steps from " + to_string(r.now) + " to " +
                   to_string(to) + " of " + to_string(axes));
   return std::move(r.steps);

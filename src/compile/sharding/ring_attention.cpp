@@ -19,21 +19,21 @@
 namespace haliax::partitioning {
 namespace {
 
-constexpr int kMostRounds = 32;  // the program contains a body per ring step
+constexpr int kMaxRingSteps = 32;  // the program contains a body per ring step
 
 bool is_block(const SliceAttr& s, std::int64_t size) {
   return !s.drop && s.start == 0 && s.step == 1 && s.size == size;
 }
 
-bool sends_nothing_else(const Plan& plan, const GlobalGraph& graph, int body, int round,
+bool sends_nothing_else(const Plan& plan, const GlobalGraph& graph, int body, int ring_body,
                         bool& masked) {
   for (int k : plan.body(body).versions) {
     auto& v = plan.version(k);
     if (!v.live) continue;
     masked |= analysis::reads_mask(graph.node(v.node));
-    if (v.communicates() && (!v.in_ring_loop() || body != round)) return false;
+    if (v.communicates() && (!v.in_ring_loop() || body != ring_body)) return false;
     for (int inner : plan.bodies_of(v))
-      if (!sends_nothing_else(plan, graph, inner, round, masked)) return false;
+      if (!sends_nothing_else(plan, graph, inner, ring_body, masked)) return false;
   }
   return true;
 }
@@ -44,16 +44,16 @@ bool may_skip(const Plan& plan, const GlobalGraph& graph, int body) {
   bool masked = false;
   return sends_nothing_else(plan, graph, body, body, masked) && masked;
 }
-MeshAxes Planned::ring_axes_of(int n) const {
+MeshAxes PlanQueries::ring_axes_of(int n) const {
   auto& l = loop_of(node(n));
   if (!options_.ring_attention || !l.any_order || l.index.size() != 1 || l.drop) return {};
   auto chunk = prim::index_chunk(*l.index[0]);
   MeshAxes over;
-  for (int s : whole_.level(n, 0).order) {
+  for (int s : graph_.level(n, 0).order) {
     auto& me = node(s);
     if (!is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0)) continue;
     auto slice = SliceAttr::of(me);
-    auto mesh_axes = first(operand(s, 0)).mesh_axes(slice.axis);
+    auto mesh_axes = sharding_of(operand(s, 0)).mesh_axes(slice.axis);
     if (mesh_axes.empty()) continue;
     bool other = !over.empty() && !(mesh_axes == over),
          full_axis = haliax::find(*me.in[0], slice.axis)->size == l.axis.size;
@@ -61,67 +61,68 @@ MeshAxes Planned::ring_axes_of(int n) const {
     over = mesh_axes;
   }
   const int count = ranks(mesh_, over);
-  bool busy = over.overlaps(taken(node(n)));
-  for (auto& o : open_) busy |= over.overlaps(o.round);
-  bool fits = over.size() == 1 && count > 1 && count <= kMostRounds && l.axis.size == chunk * count;
+  bool busy = over.overlaps(blocked_axes(node(n)));
+  for (auto& o : open_bodies_) busy |= over.overlaps(o.ring_axes);
+  bool fits =
+      over.size() == 1 && count > 1 && count <= kMaxRingSteps && l.axis.size == chunk * count;
   return fits && !busy && shares_work(n, l.axis.name, over) ? over : MeshAxes();
 }
 // If the node is the block that an iteration of a ring loop reads from a sharded array, adds a
 // version that receives it from another device and returns true.
-bool Planner::visit(int n) {
+bool Planner::plan_ring_receive(int n) {
   auto& me = node(n);
-  for (auto& o : open_) {
+  for (auto& o : open_bodies_) {
     auto& l = loop_of(node(o.loop));
-    if (o.round.empty() || !is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0))
+    if (o.ring_axes.empty() || !is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0))
       continue;
     auto axis = SliceAttr::of(me).axis;
-    auto source = first(operand(n, 0)).without_partial();
-    bool in_loop_inside = &o != &open_.back();
-    if (in_loop_inside || !(source.mesh_axes(axis) == o.round)) return false;
+    auto source = sharding_of(operand(n, 0)).without_partial();
+    bool in_loop_inside = &o != &open_bodies_.back();
+    if (in_loop_inside || !(source.mesh_axes(axis) == o.ring_axes)) return false;
     auto at = source.on(me.axes);
     at.set(axis, {});
-    const double others = 1 - 1. / ranks(mesh_, o.round);
+    const double others = 1 - 1. / ranks(mesh_, o.ring_axes);
     Version v{.kind = Version::Kind::ring_receive,
               .node = n,
               .at = at,
               .in = {obtain(operand(n, 0), source)}};
-    v.reshard_step = {.to = at, .over = o.round, .axis = axis, .bytes = bytes(n, at) * others};
-    now_.plan.bytes += v.reshard_step.bytes * turns_of(n);
-    put_first(n, std::move(v), 0);
+    v.reshard_step = {.to = at, .over = o.ring_axes, .axis = axis, .bytes = bytes(n, at) * others};
+    draft_.plan.bytes += v.reshard_step.bytes * iterations_of(n);
+    add_computed(n, std::move(v), 0);
     return true;
   }
   return false;
 }
 // Adds a version that returns the partial sum of an iteration to the device that stores the block.
-int Planner::sent_back(const LoopAttempt& a, int n, const Sharding& at) {
-  auto landed = at;
-  landed.resolve(a.plan.ring_axes[0]);
+int Planner::add_ring_return(const LoopAttempt& a, int n, const Sharding& at) {
+  auto scattered = at;
+  scattered.resolve(a.plan.ring_axes[0]);
   const double others = 1 - 1. / ranks(mesh_, a.plan.ring_axes);
-  Version v{.kind = Version::Kind::ring_return, .node = n, .at = landed, .in = {obtain(n, at)}};
-  v.reshard_step = {.to = landed,
+  Version v{.kind = Version::Kind::ring_return, .node = n, .at = scattered, .in = {obtain(n, at)}};
+  v.reshard_step = {.to = scattered,
                     .over = a.plan.ring_axes,
                     .axis = a.l.axis.name,
-                    .bytes = bytes(n, landed) * others};
-  now_.plan.bytes += v.reshard_step.bytes * turns_of(n);
+                    .bytes = bytes(n, scattered) * others};
+  draft_.plan.bytes += v.reshard_step.bytes * iterations_of(n);
   return add(std::move(v));
 }
 // Returns true if the loop cannot be a ring loop after all: it contains another collective along
 // the mesh axis, or a replicated result depends on the order of iterations by rounding.
-bool Planner::is_stuck(const LoopAttempt& a) const {
+bool Planner::breaks_ring(const LoopAttempt& a) const {
   if (a.plan.ring_axes.empty()) return false;
   const int x = a.plan.ring_axes[0];
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {
     auto& r = a.l.results[k];
-    auto& v = now_.plan.version(a.plan.value[k][0]);
+    auto& v = draft_.plan.version(a.plan.value[k][0]);
     bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min ||
                                           !is_float(node(v.node).dtype));
     bool own = r.fold != Fold::stack && (v.at.uses(x) || v.at.is_partial(x));
     if (v.kind != Version::Kind::ring_return && !own && !exact) return true;
   }
   // the body of the loop, and the bodies of inner loops
-  for (auto body = std::size_t(a.plan.bodies[0]); body < now_.plan.bodies.size(); ++body)
-    for (int k : now_.plan.bodies[body].versions)
-      if (auto& v = now_.plan.version(k);
+  for (auto body = std::size_t(a.plan.bodies[0]); body < draft_.plan.bodies.size(); ++body)
+    for (int k : draft_.plan.bodies[body].versions)
+      if (auto& v = draft_.plan.version(k);
           v.communicates() && !v.in_ring_loop() && v.reshard_step.over.has(x))
         return true;
   return false;

@@ -8,7 +8,7 @@
 namespace haliax::partitioning {
 namespace {
 
-std::string looks(const Node& n, OpChoice choice) {
+std::string op_signature(const Node& n, OpChoice choice) {
   auto text = std::string(n.op->name) + to_string(n.axes);
   // All addends of a sum stay partial together, otherwise nothing is saved.
   if (choice == Choice::keep_partial) return text;
@@ -23,27 +23,27 @@ std::string looks(const Node& n, OpChoice choice) {
 Plan best_plan(GlobalGraph& graph, Planner& planner, bool strict) {
   Choices choices;
   const int given = int(graph.values.size());
-  auto [b, contested, stacks] = planner.run(choices, true);
-  auto most = b.points * 1.01;
-  auto take = [&, &b = b](const Choices& c) {
+  auto [best, alternatives, stacks] = planner.run(choices, true);
+  auto most_points = best.points * 1.01;
+  auto accept = [&, &best = best](const Choices& c) {
     Plan p = planner.run(c, false).plan;
-    if (p.bytes >= b.bytes - 1 || p.points > most ||
-        (strict && unrequested_gathers(p, graph) > unrequested_gathers(b, graph)))
+    if (p.bytes >= best.bytes - 1 || p.points > most_points ||
+        (strict && unrequested_gathers(p, graph) > unrequested_gathers(best, graph)))
       return false;
-    b = std::move(p);
+    best = std::move(p);
     choices = c;
     return true;
   };
   for (auto& [stack, at] : stacks) {
     auto c = choices;
     c.stacks[stack] = at;
-    take(c);
+    accept(c);
   }
   // Ops that look equal in each layer are decided together. Ops of an expansion are decided before
   // the op that they expand.
   std::map<std::tuple<bool, std::string, OpChoice>, std::set<int>> equal_ops;
-  for (auto& [n, choice] : contested)
-    equal_ops[{n < given, looks(graph.node(n), choice), choice}].insert(n);
+  for (auto& [n, choice] : alternatives)
+    equal_ops[{n < given, op_signature(graph.node(n), choice), choice}].insert(n);
   struct Declined {
     const std::set<int>& nodes;
     OpChoice choice;
@@ -57,25 +57,25 @@ Plan best_plan(GlobalGraph& graph, Planner& planner, bool strict) {
     auto c = choices;
     Declined d{nodes, std::get<OpChoice>(decision)};
     decide(c, d);
-    if (take(c)) continue;
+    if (accept(c)) continue;
     for (int n : nodes)
       for (int x : graph.at(n).in)
         if (x >= 0 && !graph.at(x).generated && !graph.is_weight(x)) d.read.insert(x);
     declined.push_back(std::move(d));
   }
   // An operand of two ops may move for both of them, or for neither.
-  auto meet = [](const std::set<int>& a, const std::set<int>& b) {
+  auto overlap = [](const std::set<int>& a, const std::set<int>& b) {
     return std::any_of(a.begin(), a.end(), [&](int x) { return b.count(x) > 0; });
   };
   for (auto d = declined.begin(); d != declined.end(); ++d)
     for (auto e = declined.begin(); e != d; ++e) {
-      if (!meet(d->read, e->read) || meet(d->nodes, e->nodes)) continue;
+      if (!overlap(d->read, e->read) || overlap(d->nodes, e->nodes)) continue;
       auto c = choices;
       decide(c, *d);
       decide(c, *e);
-      take(c);
+      accept(c);
     }
-  return b;
+  return best;
 }
 
 }  // namespace haliax::partitioning
