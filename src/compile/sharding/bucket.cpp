@@ -6,7 +6,7 @@
 #include <set>
 #include <tuple>
 
-#include "compile/sharding/planner.h"
+#include "compile/sharding/passes.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -4,7 +4,8 @@
 #include <unordered_set>
 
 #include "compile/loops/loops.h"
-#include "compile/sharding/planner.h"
+#include "compile/sharding/passes.h"
+#include "compile/sharding/rules.h"
 #include "ops/attr.h"
 #include "ops/block.h"
 #include "ops/blockwise.h"

@@ -4,7 +4,8 @@
 #include "ops/attr.h"
 #include "ops/blockwise.h"
 #include "ops/prim.h"
-#include "compile/sharding/planner.h"
+#include "compile/sharding/global_graph.h"
+#include "compile/sharding/rules.h"
 #include "transforms/rewrite.h"
 
 namespace haliax::partitioning {

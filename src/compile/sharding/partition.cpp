@@ -3,6 +3,7 @@
 
 #include "base/where.h"
 #include "compile/sharding/planner.h"
+#include "compile/sharding/report/gather_reasons.h"
 
 namespace haliax {
 

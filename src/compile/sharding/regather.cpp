@@ -15,7 +15,7 @@
 #include <set>
 
 #include "ops/prim.h"
-#include "compile/sharding/planner.h"
+#include "compile/sharding/passes.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -8,7 +8,7 @@
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/loops/loops.h"
-#include "compile/sharding/planner.h"
+#include "compile/sharding/passes.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "ops/prim.h"
-#include "compile/sharding/planner.h"
+#include "compile/sharding/passes.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "compile/sharding/planner.h"
+#include "compile/sharding/report/gather_reasons.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/verify_error.h"
-#include "compile/sharding/exchange.h"
-#include "compile/sharding/planner.h"
+#include "compile/sharding/passes.h"
+#include "compile/sharding/rules.h"
 #include "graph/axes.h"
 #include "graph/fail.h"
 #include "ops/attr.h"

@@ -5,6 +5,7 @@
 
 #include "ops/attr.h"
 #include "ops/prim.h"
+#include "compile/sharding/rules.h"
 #include "transforms/gradient_names.h"
 #include "transforms/rewrite.h"
 

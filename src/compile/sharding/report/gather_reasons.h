@@ -3,7 +3,9 @@
 // Out     one reason per gather: the first one that applies. The plan does not change.
 #pragma once
 #include "compile/memory/purpose.h"
-#include "compile/sharding/planner.h"
+#include "compile/sharding/global_graph.h"
+#include "compile/sharding/plan.h"
+#include "compile/sharding/report/planned_collectives.h"
 
 namespace haliax::partitioning {
 
@@ -24,5 +26,8 @@ class GatherReasons {
   const GlobalGraph& graph_;
   std::vector<char> of_parameters_;  // per node: computed from parameters and positions alone
 };
+
+// Returns the number of all-gathers that no result, constraint or rule requires.
+std::ptrdiff_t unrequested_gathers(const Plan&, const GlobalGraph&);
 
 }  // namespace haliax::partitioning

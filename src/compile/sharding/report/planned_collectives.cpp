@@ -6,6 +6,7 @@
 #include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
+#include "compile/sharding/passes.h"
 #include "compile/sharding/report/gather_reasons.h"
 
 namespace haliax::partitioning {

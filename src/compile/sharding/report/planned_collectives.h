@@ -44,4 +44,15 @@ struct PlannedCollective {
   bool gathers() const { return kind == Kind::all_gather || kind == Kind::ring; }
 };
 
+namespace partitioning {
+
+struct Plan;
+struct GlobalGraph;
+// Returns the collectives in execution order.
+std::vector<PlannedCollective> planned_collectives(const Plan&, const GlobalGraph&,
+                                                   const Gradients* = nullptr);
+// Returns the public name of the op; for a constraint, the op that requires it.
+const char* user_op_name(const Node&);
+
+}  // namespace partitioning
 }  // namespace haliax
