@@ -152,22 +152,21 @@ TEST_CASE("nested loops: devices with different iterations issue different colle
 
 TEST_CASE("verify finds a plan's faults: loops in shared iterations") {
   using namespace partitioning;
-  using Kind = Version::Kind;
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
   auto x = array({A, C}), w = array({C});
   const std::vector<PartitionInput> inputs{{x, sharded("a", {0})}, {w, sharded("c", {0})}};
-  auto with = [&](const NamedArray& y, Kind kind, auto damage) {
+  auto with = [&](const NamedArray& y, const Version::Kind& kind, auto damage) {
     return damaged(y.node(), inputs, sharded("a", {0}), mesh, kind, damage);
   };
   auto carries =
       map([](const NamedArray& v) { return twice([](const NamedArray& t) { return tanh(t); }, v); },
           AxisSelector("a"))(NamedArray(x));
-  auto text = with(carries, Kind::carry, [&](Version& v, Plan&) { v.at = sharded("c", {0}); });
+  auto text = with(carries, Carry{}, [&](Version& v, Plan&) { v.at = sharded("c", {0}); });
   CHECK(text.find("mesh axis data is used twice") != std::string::npos);
   auto sums = fold([](const NamedArray& s, const NamedArray& v) { return s + tanh(v); }, A)(
       zeros(C), NamedArray(x));
-  text = with(sums, Kind::loop, [&](Version& v, Plan& p) {
-    auto& of = p.loop(v.loop);
+  text = with(sums, RunLoop{}, [&](Version& v, Plan& p) {
+    auto& of = p.loop(v.loop());
     for (auto& other : p.versions)  // adds a second reader to the carry of the sum
       if (other.live && other.node != p.version(of.value[0][0]).node &&
           other.body == of.bodies[0] && !other.in.empty())
@@ -182,7 +181,7 @@ TEST_CASE("verify finds a plan's faults: loops in shared iterations") {
             [](const NamedArray& u) { return u; })(v);
       },
       AxisSelector("a"))(NamedArray(x));
-  text = with(chooses, Kind::reshard, [&](Version& v, Plan& p) {
+  text = with(chooses, Reshard{}, [&](Version& v, Plan& p) {
     for (auto& other : p.versions)
       if (other.live &&
           std::count(other.in.begin(), other.in.end(), int(&v - p.versions.data())) > 0)

@@ -18,13 +18,9 @@ std::string on_device(const NodePtr& x, const Sharding& has, const Sharding& is,
   GlobalGraph global({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  Version v{.kind = Version::Kind::reshard,
-            .node = global.find(x.get()),
-            .at = is,
-            .in = {0},
-            .live = true};
-  v.reshard_step = reshard;
-  p.versions = {{.kind = Version::Kind::given, .node = v.node, .at = has, .live = true}, v};
+  const Version v{
+      .kind = Reshard{reshard}, .node = global.find(x.get()), .at = is, .in = {0}, .live = true};
+  p.versions = {{.kind = Given{}, .node = v.node, .at = has, .live = true}, v};
   p.roots = {1};
   return message_of([&] { verify_device(p, global, 1, {mine, made}, "a pass"); });
 }
@@ -101,9 +97,9 @@ TEST_CASE("verify finds an op that differs from the plan") {
     p.versions.push_back(
         {.kind = kind, .node = global.find(of.get()), .at = {}, .in = std::move(in), .live = true});
   };
-  version(x, Version::Kind::given, {});
-  version(y, Version::Kind::given, {});
-  version(n, Version::Kind::compute, {0, 1});
+  version(x, Given{}, {});
+  version(y, Given{}, {});
+  version(n, Compute{}, {0, 1});
   p.roots = {2};
   auto made = [&](const NodePtr& is) {
     return message_of([&] { verify_device(p, global, 1, {x, y, is}, "a pass"); });
@@ -127,28 +123,11 @@ TEST_CASE("verify finds a merged collective of values that depend on each other"
     Plan p;
     p.bodies.emplace_back();
     auto n = global.find(x.get());
-    p.versions = {{.kind = Version::Kind::given, .node = n, .at = pending, .live = true},
-                  {.kind = Version::Kind::reshard,
-                   .node = n,
-                   .at = once,
-                   .in = {0},
-                   .reshard_step = first,
-                   .live = true,
-                   .bucket = bucket},
-                  {.kind = Version::Kind::reshard,
-                   .node = n,
-                   .at = {},
-                   .in = {1},
-                   .reshard_step = second,
-                   .live = true,
-                   .bucket = 1},
-                  {.kind = Version::Kind::reshard,
-                   .node = n,
-                   .at = once,
-                   .in = {0},
-                   .reshard_step = first,
-                   .live = true,
-                   .bucket = other}};
+    p.versions = {
+        {.kind = Given{}, .node = n, .at = pending, .live = true},
+        {.kind = Reshard{first}, .node = n, .at = once, .in = {0}, .live = true, .bucket = bucket},
+        {.kind = Reshard{second}, .node = n, .at = {}, .in = {1}, .live = true, .bucket = 1},
+        {.kind = Reshard{first}, .node = n, .at = once, .in = {0}, .live = true, .bucket = other}};
     p.bodies[0].versions = std::move(order);
     p.roots = {2, 3};
     return message_of([&] { verify(p, global, "a pass"); });

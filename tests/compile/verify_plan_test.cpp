@@ -37,13 +37,10 @@ std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands,
   GlobalGraph global({n}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  Version of{
-      .kind = Version::Kind::compute, .node = global.find(n.get()), .at = made, .live = true};
+  Version of{.kind = Compute{}, .node = global.find(n.get()), .at = made, .live = true};
   for (std::size_t k = 0; k < n->in.size(); ++k) {
-    p.versions.push_back({.kind = Version::Kind::given,
-                          .node = global.find(n->in[k].get()),
-                          .at = operands[k],
-                          .live = true});
+    p.versions.push_back(
+        {.kind = Given{}, .node = global.find(n->in[k].get()), .at = operands[k], .live = true});
     of.in.push_back(int(k));
   }
   p.versions.push_back(of);
@@ -54,7 +51,7 @@ std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& m
   return in_plan_of(n, {operand}, made);
 }
 std::string damaged(const NodePtr& n, const NodePtr& x, const Sharding& at, const Sharding& wanted,
-                    Version::Kind kind, const std::function<void(Version&, Plan&)>& damage) {
+                    const Version::Kind& kind, const std::function<void(Version&, Plan&)>& damage) {
   return damaged(n, {{x, at}}, wanted, mesh, kind, damage);
 }
 Sharding pending(int x, Monoid m = Monoid::sum) {
@@ -70,13 +67,8 @@ std::string in_reshard(const Sharding& from, const ReshardStep& reshard, const S
   GlobalGraph global({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  p.versions = {{.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
-                {.kind = Version::Kind::reshard,
-                 .node = 0,
-                 .at = arrives,
-                 .in = {0},
-                 .reshard_step = reshard,
-                 .live = true}};
+  p.versions = {{.kind = Given{}, .node = 0, .at = from, .live = true},
+                {.kind = Reshard{reshard}, .node = 0, .at = arrives, .in = {0}, .live = true}};
   p.roots = {1};
   return message_of([&] { verify(p, global, "a pass"); });
 }
@@ -98,21 +90,15 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
               .value = {{2}},
               .carry = {{1}},
               .start = {0}}};
-  p.versions = {
-      {.kind = Version::Kind::given, .node = id(row), .at = start, .live = true},
-      {.kind = Version::Kind::carry,
-       .node = id(carry),
-       .body = 1,
-       .at = left,
-       .loop = 0,
-       .live = true},
-      {.kind = Version::Kind::compute,
-       .node = id(prim::neg(carry)),
-       .body = 1,
-       .at = left,
-       .in = {1},
-       .live = true},
-      {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
+  p.versions = {{.kind = Given{}, .node = id(row), .at = start, .live = true},
+                {.kind = Carry{0}, .node = id(carry), .body = 1, .at = left, .live = true},
+                {.kind = Compute{},
+                 .node = id(prim::neg(carry)),
+                 .body = 1,
+                 .at = left,
+                 .in = {1},
+                 .live = true},
+                {.kind = RunLoop{0}, .node = id(result->in[0]), .in = {0}, .live = true}};
   return message_of([&] { verify(p, global, "a pass"); });
 }
 
@@ -120,7 +106,6 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
 // array; `block_at`: the claimed sharding in the loop; `sent`: a value of the body is sharded along
 // b, and gathered again.
 std::string in_round(const Sharding& array_at, const Sharding& block_at, bool sent = false) {
-  using Kind = Version::Kind;
   auto x = array({A, B}), index = prim::index(A, 0, 2, 0);
   auto block = prim::slice(x, "a", 0, 2, 1, false, index), value = prim::neg(block);
   auto result = loop_of_one({Fold::fold, Monoid::sum, {value}}, index);
@@ -137,29 +122,26 @@ std::string in_round(const Sharding& array_at, const Sharding& block_at, bool se
               .value = {{sent ? 4 : 2}},
               .carry = {{}},
               .start = {-1}}};
-  p.versions = {{.kind = Kind::given, .node = id(x), .at = array_at, .live = true},
-                {.kind = Kind::ring_receive,
+  p.versions = {{.kind = Given{}, .node = id(x), .at = array_at, .live = true},
+                {.kind = RingReceive{{ReshardStep::Kind::slice, {}, {0}, "a", 1}},
                  .node = id(block),
                  .body = 1,
                  .at = block_at,
                  .in = {0},
-                 .reshard_step = {ReshardStep::Kind::slice, {}, {0}, "a", 1},
                  .live = true},
-                {.kind = Kind::compute, .node = id(value), .body = 1, .in = {1}, .live = true},
-                {.kind = Kind::reshard,
+                {.kind = Compute{}, .node = id(value), .body = 1, .in = {1}, .live = true},
+                {.kind = Reshard{{ReshardStep::Kind::slice, b, {}, {}}},
                  .node = id(value),
                  .body = 1,
                  .at = b,
                  .in = {2},
-                 .reshard_step = {ReshardStep::Kind::slice, b, {}, {}},
                  .live = sent},
-                {.kind = Kind::reshard,
+                {.kind = Reshard{{ReshardStep::Kind::all_gather, {}, {0}, "b", 1}},
                  .node = id(value),
                  .body = 1,
                  .in = {3},
-                 .reshard_step = {ReshardStep::Kind::all_gather, {}, {0}, "b", 1},
                  .live = sent},
-                {.kind = Kind::loop, .node = id(result->in[0]), .loop = 0, .live = true}};
+                {.kind = RunLoop{0}, .node = id(result->in[0]), .live = true}};
   return message_of([&] { verify(p, global, "a pass"); });
 }
 
@@ -186,9 +168,7 @@ TEST_CASE("verify finds a plan's faults") {
   CHECK(reports(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
   CHECK(reports(in_plan(prim::exp(x), sharded("a", {7}), sharded("a", {7})),
                 "the mesh has no axis with index 7"));
-  auto with = [&](auto damage) {
-    return damaged(prim::exp(x), x, {}, {}, Version::Kind::given, damage);
-  };
+  auto with = [&](auto damage) { return damaged(prim::exp(x), x, {}, {}, Given{}, damage); };
   CHECK(reports(with([](Version& v, Plan&) { v.live = false; }), "an operand is never computed"));
 }
 
@@ -251,34 +231,35 @@ TEST_CASE("verify finds a plan's faults: partial sums") {
 }
 
 TEST_CASE("verify finds a plan's faults: positions that move, and values computed in place") {
-  using Kind = Version::Kind;
   auto x = array({A, B});
   auto a = sharded("a", {0});
   auto moved = [&](auto damage) {
-    return damaged(prim::slice(x, "a", 1, 3), x, a, a, Kind::shift,
+    return damaged(prim::slice(x, "a", 1, 3), x, a, a, Shift{},
                    [&](Version& v, Plan&) { damage(v); });
   };
-  CHECK(reports(moved([](auto& v) { v.copy_boxes[0].to = 1; }), "position 1 follows position 0"));
-  CHECK(reports(moved([](auto& v) { v.copy_boxes[0].from = 2; }),
+  CHECK(reports(moved([](Version& v) { v.as<Shift>().boxes[0].to = 1; }),
+                "position 1 follows position 0"));
+  CHECK(reports(moved([](Version& v) { v.as<Shift>().boxes[0].from = 2; }),
                 "it reaches outside of (a=4, b=3)"));
-  CHECK(reports(moved([](auto& v) { v.copy_boxes[0].size = 2; }), "2 positions are copied"));
-  CHECK(reports(moved([](auto& v) { v.copy_boxes[0].at = {}; }),
+  CHECK(reports(moved([](Version& v) { v.as<Shift>().boxes[0].size = 2; }),
+                "2 positions are copied"));
+  CHECK(reports(moved([](Version& v) { v.as<Shift>().boxes[0].at = {}; }),
                 "it is {a: 0}, but its operand is {a: 0}"));
-  CHECK(reports(moved([](auto& v) { v.at.add_partial(1, Monoid::sum); }),
+  CHECK(reports(moved([](Version& v) { v.at.add_partial(1, Monoid::sum); }),
                 "it is {a: 0, partial: 1}, but its operand is {a: 0}"));
-  CHECK(reports(moved([](auto& v) {
+  CHECK(reports(moved([](Version& v) {
                   v.at.set("b", {1});
-                  v.reshard_step.bytes = 0;
+                  v.as<Shift>().step.bytes = 0;
                 }),
                 "axis b has another sharding"));
   auto odd = array({Axis("a", 3), Axis("b", 2)});
   auto flat = [&](auto damage) {
     return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, sharded("p", {0, 1}),
-                   Kind::regroup, [&](Version& v, Plan&) { damage(v); });
+                   Regroup{}, [&](Version& v, Plan&) { damage(v); });
   };
-  CHECK(reports(flat([](auto& v) { v.copy_boxes[0].source_layout.mesh_axes[0] = {1}; }),
+  CHECK(reports(flat([](Version& v) { v.as<Regroup>().boxes[0].source_layout.mesh_axes[0] = {1}; }),
                 "part a has another sharding"));
-  auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate,
+  auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Generate{},
                       [](Version& v, Plan&) { v.at.add_partial(1, Monoid::sum); });
   CHECK(reports(made, "it is not computed from scalars and positions alone"));
 }
@@ -286,7 +267,6 @@ TEST_CASE("verify finds a plan's faults: positions that move, and values compute
 // Device 1 of four computes n from x, whose sharding is `has`: a slice of its own, or positions
 // that move.
 TEST_CASE("verify finds a slice of one device that differs from the plan") {
-  using Kind = Version::Kind;
   auto x = array({A, B});
   auto on_device = [&](const Sharding& has, Version of, const NodePtr& n, const NodePtr& mine,
                        const NodePtr& made) {
@@ -296,7 +276,7 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
     of.node = global.find(n.get());
     of.in = {0};
     of.live = true;
-    p.versions = {{.kind = Kind::given, .node = global.find(x.get()), .at = has, .live = true}, of};
+    p.versions = {{.kind = Given{}, .node = global.find(x.get()), .at = has, .live = true}, of};
     p.roots = {1};
     return message_of([&] { verify_device(p, global, 1, {mine, made}, "a pass"); });
   };
@@ -304,8 +284,7 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
     return reports(text, "") || text.find(part) != text.npos;
   };
   const Sharding a = sharded("a", {1});
-  Version sliced{.kind = Kind::reshard, .at = a};
-  sliced.reshard_step = {ReshardStep::Kind::slice, a, {}, {}};
+  const Version sliced{.kind = Reshard{{ReshardStep::Kind::slice, a, {}, {}}}, .at = a};
   auto block = [&](std::int64_t from, std::int64_t size) {
     return prim::slice(x, "a", from, size);
   };
@@ -321,10 +300,11 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
               "position 0 of a is position 3 of its operand, expected 2"));
   // rotated by one
   auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);
-  Version round{.kind = Kind::shift, .at = {}};
-  round.reshard_step.axis = "a";
-  round.copy_boxes = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3},
-                      {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
+  Version round{.kind = Shift{}, .at = {}};
+  auto& shift = round.as<Shift>();
+  shift.step.axis = "a";
+  shift.boxes = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3},
+                 {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
   CHECK(on_device({}, round, n, x, n) == "");
   CHECK(found(on_device({}, round, n, x, x),
               "position 0 of a is position 0 of its operand, expected 1"));
@@ -334,12 +314,11 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
   auto turned = prim::concat({prim::slice(x, "a", 3, 3, -1), block(0, 1)}, A);
   CHECK(found(on_device({}, round, n, x, turned),
               "position 0 of a is position 3 of its operand, expected 1"));
-  round.copy_boxes.pop_back();
+  shift.boxes.pop_back();
   CHECK(found(on_device({}, round, n, x, n), "position 3 of a has no operand"));
 }
 
 TEST_CASE("verify finds a part of an axis on one device that differs from its block") {
-  using Kind = Version::Kind;
   const Axis C("c", 4), D("d", 2), Flat("p", 8);
   auto on_device = [&](int device, const NodePtr& x, const NodePtr& n, const Sharding& has,
                        const Sharding& is, const AxisLayout& given, const AxisLayout& taken,
@@ -347,11 +326,10 @@ TEST_CASE("verify finds a part of an axis on one device that differs from its bl
     GlobalGraph global({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
-    Version v{
-        .kind = Kind::regroup, .node = global.find(n.get()), .at = is, .in = {0}, .live = true};
-    v.copy_boxes = {
+    Version v{.kind = Regroup{}, .node = global.find(n.get()), .at = is, .in = {0}, .live = true};
+    v.as<Regroup>().boxes = {
         {.axes = {Flat}, .at = has, .axis = "p", .source_layout = given, .result_layout = taken}};
-    p.versions = {{.kind = Kind::given, .node = global.find(x.get()), .at = has, .live = true}, v};
+    p.versions = {{.kind = Given{}, .node = global.find(x.get()), .at = has, .live = true}, v};
     p.roots = {1};
     return message_of([&] { verify_device(p, global, device, {mine, made}, "a pass"); });
   };
@@ -387,26 +365,26 @@ TEST_CASE("verify finds a part of an axis on one device that differs from its bl
 }
 
 TEST_CASE("verify finds a plan's faults: shared iterations") {
-  using Kind = Version::Kind;
   auto x = array({A, B});
   auto a = sharded("a", {0});
-  auto stack = [&](Kind kind, auto damage) {
+  auto stack = [&](const Version::Kind& kind, auto damage) {
     auto n =
         loop_of_one({Fold::stack, Monoid::sum, {prim::exp(prim::slice_at(x, loop_index(), true))}},
                     loop_index());
     return damaged(n, x, a, a, kind, damage);
   };
-  CHECK(reports(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }),
+  CHECK(reports(stack(RunLoop{}, [](Version& v, Plan& p) { p.loop(v.loop()).at[0] = {}; }),
                 "a result is {}, but its iterations produce {a: 0}"));
-  CHECK(reports(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }),
+  CHECK(reports(stack(RunLoop{}, [](Version& v, Plan& p) { p.loop(v.loop()).shared_by = {}; }),
                 "axis a of operand 0 is data, expected unsharded"));
-  CHECK(reports(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }),
+  CHECK(reports(stack(ResultOfLoop{}, [](Version& v, Plan&) { v.at = {}; }),
                 "its loop result has another sharding"));
-  CHECK(reports(stack(Kind::compute, [](Version& v, Plan&) { v.local_iterations = false; }),
-                "axis a of operand 0 is data, expected unsharded"));
-  CHECK(reports(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }),
+  CHECK(
+      reports(stack(Compute{}, [](Version& v, Plan&) { v.as<Compute>().local_iterations = false; }),
+              "axis a of operand 0 is data, expected unsharded"));
+  CHECK(reports(stack(Compute{}, [](Version& v, Plan&) { v.at.set("b", {0}); }),
                 "mesh axis data is used twice"));
-  CHECK(reports(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }),
+  CHECK(reports(stack(Compute{}, [](Version& v, Plan&) { v.body = 0; }),
                 "an operand is computed in another loop body"));
   // Chunks of two, of an array that does not vary: sharded, it would not consist of full chunks.
   auto chunk = array({Axis("a", 2), B});
@@ -425,8 +403,8 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
               .value = {{0}},
               .carry = {{}},
               .start = {-1}}};
-  p.versions = {{.kind = Kind::given, .node = global.id(chunk), .at = a, .live = true},
-                {.kind = Kind::loop, .node = global.id(loop), .in = {0}, .loop = 0, .live = true}};
+  p.versions = {{.kind = Given{}, .node = global.id(chunk), .at = a, .live = true},
+                {.kind = RunLoop{0}, .node = global.id(loop), .in = {0}, .live = true}};
   CHECK(reports(message_of([&] { verify(p, global, "a pass"); }),
                 "it stacks values that are sharded along a=4"));
 }
@@ -470,7 +448,6 @@ TEST_CASE("verify finds a plan's faults: reshard steps, and loops") {
 
 TEST_CASE("verify finds a plan's faults: one collective for arrays that differ") {
   using Way = ReshardStep::Kind;
-  using Kind = Version::Kind;
   auto x = array({A, B}), y = array({A, B});
   struct Sent {
     Sharding from;
@@ -483,12 +460,11 @@ TEST_CASE("verify finds a plan's faults: one collective for arrays that differ")
     p.bodies.emplace_back();
     for (auto& [n, sent] : {std::pair(global.id(x), first), std::pair(global.id(y), second)}) {
       int given = int(p.versions.size());
-      p.versions.push_back({.kind = Kind::given, .node = n, .at = sent.from, .live = true});
-      p.versions.push_back({.kind = Kind::reshard,
+      p.versions.push_back({.kind = Given{}, .node = n, .at = sent.from, .live = true});
+      p.versions.push_back({.kind = Reshard{sent.reshard_step},
                             .node = n,
                             .at = sent.arrives,
                             .in = {given},
-                            .reshard_step = sent.reshard_step,
                             .live = true,
                             .bucket = bucket});
       p.roots.push_back(given + 1);
@@ -515,8 +491,7 @@ TEST_CASE("verify finds results without the required sharding") {
   auto of = [&](const Sharding& made, const std::vector<Sharding>& wanted) {
     Plan p;
     p.bodies.emplace_back();
-    p.versions = {
-        {.kind = Version::Kind::given, .node = global.find(n.get()), .at = made, .live = true}};
+    p.versions = {{.kind = Given{}, .node = global.find(n.get()), .at = made, .live = true}};
     p.roots = {0};
     return message_of([&] { verify(p, global, "a pass", &wanted); });
   };

@@ -27,7 +27,7 @@ inline Sharding sharded(Name a, const MeshAxes& c) {
 // live version of that kind. Returns the verifier's message.
 inline std::string damaged(
     const NodePtr& n, const std::vector<PartitionInput>& inputs, const Sharding& wanted,
-    const Mesh& mesh, partitioning::Version::Kind kind,
+    const Mesh& mesh, const partitioning::Version::Kind& kind,
     const std::function<void(partitioning::Version&, partitioning::Plan&)>& damage) {
   using namespace partitioning;
   const std::vector<Sharding> out{wanted};
@@ -37,7 +37,7 @@ inline std::string damaged(
   auto p = best_plan(global, planner, false);
   CHECK(message_of([&] { verify(p, global, "a pass"); }) == "");
   auto v = std::find_if(p.versions.begin(), p.versions.end(),
-                        [&](auto& v) { return v.live && v.kind == kind; });
+                        [&](auto& v) { return v.live && v.kind.index() == kind.index(); });
   REQUIRE(v != p.versions.end());
   damage(*v, p);
   return message_of([&] { verify(p, global, "a pass"); });

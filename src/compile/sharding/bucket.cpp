@@ -22,8 +22,8 @@ std::vector<std::vector<int>> reads_of(const Plan& plan) {
       for (int body : plan.bodies_of(v))
         for (int s : plan.body(body).versions)
           mine.insert(mine.end(), out[std::size_t(s)].begin(), out[std::size_t(s)].end());
-      if (v.kind == Version::Kind::loop)
-        for (auto& created : plan.loop(v.loop).value)
+      if (v.is<RunLoop>())
+        for (auto& created : plan.loop(v.loop()).value)
           mine.insert(mine.end(), created.begin(), created.end());
       auto& inner = plan.bodies_of(v);
       std::erase_if(mine, [&](int x) {
@@ -78,32 +78,34 @@ struct Bucketing {
     auto ready = ready_at(versions);
     std::vector<int> by_time;
     for (int k : versions)
-      if (plan.version(k).kind == Version::Kind::reshard && plan.version(k).communicates() &&
-          plan.version(k).ring < 0)
+      if (plan.version(k).is<Reshard>() && plan.version(k).communicates() &&
+          plan.version(k).ring() < 0)
         by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(),
                      [&](int a, int b) { return ready[a] < ready[b]; });
     // The blocks of a ring step share a bucket.
-    for (auto kind : {Version::Kind::ring_receive, Version::Kind::ring_return}) {
-      auto of_kind = [&](int k) { return plan.version(k).kind == kind; };
-      buckets += std::any_of(versions.begin(), versions.end(), of_kind);
+    auto share_bucket = [&](auto of_kind) {
+      buckets += std::any_of(versions.begin(), versions.end(),
+                             [&](int k) { return of_kind(plan.version(k)); });
       for (int k : versions)
-        if (of_kind(k)) plan.version(k).bucket = buckets;
-    }
+        if (of_kind(plan.version(k))) plan.version(k).bucket = buckets;
+    };
+    share_bucket([](auto& v) { return v.template is<RingReceive>(); });
+    share_bucket([](auto& v) { return v.template is<RingReturn>(); });
     using CallKey = std::tuple<int, std::string, int, int, int, bool>;
     std::map<CallKey, std::pair<int, double>> open;
     std::map<std::string, std::pair<int, double>> gathers;
     for (int k : by_time) {
       auto& s = plan.version(k);
       auto& from = plan.version(s.in[0]).at;
-      std::string over(s.reshard_step.over.begin(), s.reshard_step.over.end());
+      std::string over(s.step().over.begin(), s.step().over.end());
       if (s.sums()) {
         int monoid = 0;
         for (auto& [m, how] : from.partial)
-          if (s.reshard_step.over.has(m)) monoid = int(how);
+          if (s.step().over.has(m)) monoid = int(how);
         auto b = graph.bytes(s.node, from);
         bool separate = overlap && b <= kNegligibleBytes;
-        auto& [bucket, full] = open[{int(s.reshard_step.kind), over, int(graph.ptr(s.node)->dtype),
+        auto& [bucket, full] = open[{int(s.step().kind), over, int(graph.ptr(s.node)->dtype),
                                      monoid, calls_after[k], separate}];
         if (full == 0 || full + b > kBucket) {
           bucket = ++buckets;
@@ -112,7 +114,7 @@ struct Bucketing {
 
         s.bucket = bucket;
         full += b;
-      } else if (s.reshard_step.kind == ReshardStep::Kind::all_gather && calls_before[k] == 0) {
+      } else if (s.step().kind == ReshardStep::Kind::all_gather && calls_before[k] == 0) {
         // Large gathers are not merged, because all gathered arrays would then be live at once.
         // Small gathers join the first one.
         auto b = graph.bytes(s.node, s.at);
@@ -135,8 +137,8 @@ struct Bucketing {
     std::function<int(int)> soonest = [&](int k) {
       auto& s = plan.version(k);
       auto kind = graph.ptr(s.node)->op->kind;
-      bool light = s.kind == Version::Kind::generate || s.kind == Version::Kind::result ||
-                   (s.kind == Version::Kind::compute && (kind == Kind::map || kind == Kind::view));
+      bool light = s.is<Generate>() || s.is<ResultOfLoop>() ||
+                   (s.is<Compute>() && (kind == Kind::map || kind == Kind::view));
       if (!s.sums() && !light) return at[k];
       int last = -1;
       for (int x : s.in)
@@ -155,7 +157,7 @@ struct Bucketing {
     for (int k : versions) {
       auto u = unit(k);
       members[u].push_back(k);
-      bool gathers = plan.version(k).reshard_step.kind == ReshardStep::Kind::all_gather;
+      bool gathers = plan.version(k).step().kind == ReshardStep::Kind::all_gather;
       auto known = place.try_emplace(u, ready_at[k]);
       if (!known.second && !gathers)
         known.first->second = std::max(known.first->second, ready_at[k]);
@@ -208,14 +210,14 @@ void drop_dead_versions(Plan& plan) {
     if (s.live) continue;
     s.live = true;
     todo.insert(todo.end(), s.in.begin(), s.in.end());
-    if (s.kind != Version::Kind::loop) continue;
-    auto& l = plan.loop(s.loop);
+    if (!s.is<RunLoop>()) continue;
+    auto& l = plan.loop(s.loop());
     for (auto& v : l.value) todo.insert(todo.end(), v.begin(), v.end());
     for (auto& c : l.carry) todo.insert(todo.end(), c.begin(), c.end());
   }
   plan.bytes = 0;
   for (auto& s : plan.versions)
-    if (s.live) plan.bytes += s.reshard_step.bytes * plan.body(s.body).iterations;
+    if (s.live) plan.bytes += s.step().bytes * plan.body(s.body).iterations;
 }
 
 }  // namespace haliax::partitioning

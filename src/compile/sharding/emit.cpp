@@ -85,7 +85,7 @@ class Emitter {
   void in_body(int r) {
     for (int k : plan_.body(r).versions) {
       auto& s = version(k);
-      if (!s.live || local(k) || s.ring >= 0) continue;
+      if (!s.live || local(k) || s.ring() >= 0) continue;
       OriginScope here(node(s)->origin);
       if (auto* gather = ringed(s))
         ring(r, k, *gather);
@@ -114,40 +114,35 @@ class Emitter {
                              [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
   }
   NodePtr created(const Version& s) {
-    switch (s.kind) {
-      case Version::Kind::given: {
-        auto found = given_inputs_.find(node(s).get());
-        return found == given_inputs_.end() ? node(s) : found->second;
-      }
-      case Version::Kind::carry: {
-        auto& p = plan_.loop(s.loop);
-        // the bodies of a loop share it
-        if (auto& known = local(p.carry[s.result][0])) return known;
-        return prim::carry(local_index_of(loop_of(global_.node(p.node)).index[0]), axes_of(s),
-                           node(s)->dtype);
-      }
-      case Version::Kind::generate:
-        return generated(s);
-      case Version::Kind::compute:
-        return computed(s);
-      case Version::Kind::shift:
-        return shifted(s, {});
-      case Version::Kind::regroup:
-        return regrouped(s, retained_part(s));
-      case Version::Kind::reshard:
-        return s.reshard_step.kind == ReshardStep::Kind::make_partial ? partial_of(s) : sliced(s);
-      case Version::Kind::ring_receive:
-      case Version::Kind::ring_return:
-        return nullptr;  // handled by `in_body`
-      case Version::Kind::loop:
-        return plan_.loop(s.loop).ring_axes.empty() ? loop(s) : unrolled_ring(s);
-      case Version::Kind::result: {
-        auto ring_loop = ring_loops_.find(s.loop);
-        return ring_loop == ring_loops_.end() ? loop_result(local(s.in[0]), s.result)
-                                              : ring_loop->second.results[s.result];
-      }
-    }
-    return nullptr;
+    return std::visit([&](auto& kind) { return created(s, kind); }, s.kind);
+  }
+  NodePtr created(const Version& s, const Given&) {
+    auto found = given_inputs_.find(node(s).get());
+    return found == given_inputs_.end() ? node(s) : found->second;
+  }
+  NodePtr created(const Version& s, const Carry& c) {
+    auto& p = plan_.loop(c.loop);
+    // the bodies of a loop share it
+    if (auto& known = local(p.carry[c.result][0])) return known;
+    return prim::carry(local_index_of(loop_of(global_.node(p.node)).index[0]), axes_of(s),
+                       node(s)->dtype);
+  }
+  NodePtr created(const Version& s, const Generate&) { return generated(s); }
+  NodePtr created(const Version& s, const Compute&) { return computed(s); }
+  NodePtr created(const Version& s, const Shift&) { return shifted(s, {}); }
+  NodePtr created(const Version& s, const Regroup&) { return regrouped(s, retained_part(s)); }
+  NodePtr created(const Version& s, const Reshard& r) {
+    return r.step.kind == ReshardStep::Kind::make_partial ? partial_of(s) : sliced(s);
+  }
+  NodePtr created(const Version&, const RingReceive&) { return nullptr; }  // see `in_body`
+  NodePtr created(const Version&, const RingReturn&) { return nullptr; }
+  NodePtr created(const Version& s, const RunLoop& r) {
+    return plan_.loop(r.loop).ring_axes.empty() ? loop(s) : unrolled_ring(s);
+  }
+  NodePtr created(const Version& s, const ResultOfLoop& r) {
+    auto ring_loop = ring_loops_.find(r.loop);
+    return ring_loop == ring_loops_.end() ? loop_result(local(s.in[0]), r.result)
+                                          : ring_loop->second.results[r.result];
   }
 
   // ---- computations without communication ----
@@ -207,7 +202,7 @@ class Emitter {
     for (int k : s.in) in.push_back(k < 0 ? nullptr : local(k));
     auto axes = axes_of(s);
     if (n.op->on_block) return picked(s, std::move(in), axes);
-    if (s.local_iterations) in.back() = local_index_of(n.in.back());
+    if (s.as<Compute>().local_iterations) in.back() = local_index_of(n.in.back());
     return prim::rebuilt(n, std::move(in), axes);
   }
   // Selects from a table of which this device has a block, or writes into it.
@@ -228,7 +223,7 @@ class Emitter {
     return prim::where_in_range(n, in, out, none);
   }
   NodePtr loop(const Version& s) {
-    auto& p = plan_.loop(s.loop);
+    auto& p = plan_.loop(s.loop());
     Loop out = loop_of(*node(s));
     if (!p.shared_by.empty()) {
       auto [start, size] = block_of(out.axis, p.shared_by, mesh_, device_);
@@ -265,14 +260,14 @@ class Emitter {
   // from its owner, when the step before the last one is done. At most one block more than the
   // current one is therefore in memory.
   NodePtr unrolled_ring(const Version& s) {
-    auto& p = plan_.loop(s.loop);
+    auto& p = plan_.loop(s.loop());
     auto& l = loop_of(*node(s));
     const int body = p.bodies[0], count = ranks(mesh_, p.ring_axes),
               mine = coordinate(mesh_, device_, p.ring_axes[0]);
     auto& index = l.index[0];
     const bool carries =
         std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return r.carry != nullptr; });
-    auto& ring_loop = ring_loops_[s.loop] = {};
+    auto& ring_loop = ring_loops_[s.loop()] = {};
     ring_loop.may_skip = may_skip(plan_, global_, body);
     for (int start : p.start) ring_loop.results.push_back(start < 0 ? nullptr : local(start));
     NodePtr changes;
@@ -298,14 +293,14 @@ class Emitter {
   }
   void begin_ring_step(const Version& s, RingLoop& ring_loop,
                        std::pair<NodePtr, std::int64_t> local_index) {
-    auto& p = plan_.loop(s.loop);
+    auto& p = plan_.loop(s.loop());
     forget(p.bodies[0]);
     local_iterations_[loop_of(*node(s)).index[0].get()] = std::move(local_index);
     ring_loop.known = ring_loop.results;
     ring_loop.parts.clear();
     ring_loop.sends_back = false;
     ring_loop.index =
-        ring_loop.flag ? prim::index(kOneIteration, 0, 1, s.loop, LoopOrigin::ring) : nullptr;
+        ring_loop.flag ? prim::index(kOneIteration, 0, 1, s.loop(), LoopOrigin::ring) : nullptr;
     if (ring_loop.flag)
       for (auto& known : ring_loop.known)
         known = prim::carry(ring_loop.index, known->axes, known->dtype);
@@ -317,8 +312,7 @@ class Emitter {
     Nodes values;
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       const int created = p.value[k][0];
-      back.push_back(version(created).kind == Version::Kind::ring_return ? version(created).in[0]
-                                                                         : -1);
+      back.push_back(version(created).is<RingReturn>() ? version(created).in[0] : -1);
       values.push_back(back[k] < 0 ? more(l.results[k], ring_loop.known[k], local(created))
                                    : local(back[k]));
     }
@@ -357,7 +351,7 @@ class Emitter {
   // results after the step of this device's own block. Steps may run in any order, so a step that
   // would change nothing directly after the first step can be skipped at any time. Null: not known.
   NodePtr changes_of(const Version& s, RingLoop& ring_loop) {
-    auto& p = plan_.loop(s.loop);
+    auto& p = plan_.loop(s.loop());
     auto& l = loop_of(*node(s));
     auto& index = l.index[0];
     ring_loop.flag = nullptr;
@@ -369,8 +363,7 @@ class Emitter {
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];
       auto& v = version(p.value[k][0]);
-      auto value = untiled(local(v.kind == Version::Kind::ring_return ? v.in[0] : p.value[k][0]),
-                           index.get());
+      auto value = untiled(local(v.is<RingReturn>() ? v.in[0] : p.value[k][0]), index.get());
       if (!value || r.effect || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
       created.push_back({value, r.carry ? ring_loop.results[k] : nullptr});
     }
@@ -393,7 +386,7 @@ class Emitter {
     auto& s = version(k);
     auto& ring_loop = ring_loop_of(s);
     auto& created = local_[std::size_t(k)];
-    const bool receives = s.kind == Version::Kind::ring_receive;
+    const bool receives = s.is<RingReceive>();
     if (receives && ring_loop.looks_ahead) {
       auto& block = ring_loop.blocks.emplace_back(prim::input(axes_of(s), node(s)->dtype));
       created = prim::barrier(
@@ -425,22 +418,18 @@ class Emitter {
   // Returns the boxes of the block that a step receives or sends back: all blocks move by as many
   // devices as steps were done.
   std::vector<CopyBox> passed(const Version& s, const Axes& axes, const Sharding& at) {
-    const auto size = find_axis(axes, s.reshard_step.axis)->size;
-    const auto by = ring_loop_of(s).ring_step * (size / ranks(mesh_, s.reshard_step.over));
+    const auto size = find_axis(axes, s.step().axis)->size;
+    const auto by = ring_loop_of(s).ring_step * (size / ranks(mesh_, s.step().over));
     // Received blocks come from lower ranks; sent blocks go back to them.
-    const auto left = s.kind == Version::Kind::ring_receive ? size - by : by;
-    return {{.axes = axes,
-             .at = at,
-             .axis = s.reshard_step.axis,
-             .from = left,
-             .to = 0,
-             .size = size - left},
-            {.axes = axes,
-             .at = at,
-             .axis = s.reshard_step.axis,
-             .from = 0,
-             .to = size - left,
-             .size = left}};
+    const auto left = s.is<RingReceive>() ? size - by : by;
+    return {
+        {.axes = axes, .at = at, .axis = s.step().axis, .from = left, .to = 0, .size = size - left},
+        {.axes = axes,
+         .at = at,
+         .axis = s.step().axis,
+         .from = 0,
+         .to = size - left,
+         .size = left}};
   }
 
   // ---- collectives: all versions of a bucket in one collective ----
@@ -453,7 +442,7 @@ class Emitter {
       if (k == first || joins(version(k))) members.push_back(k);
     CollectiveSpec w;
     Nodes x;
-    auto& h = version(first).reshard_step;
+    auto& h = version(first).step();
     w.collective.kind = h.kind == ReshardStep::Kind::all_reduce   ? CollectiveKind::all_reduce
                         : h.kind == ReshardStep::Kind::all_gather ? CollectiveKind::all_gather
                         : h.kind == ReshardStep::Kind::reduce_scatter
@@ -467,19 +456,18 @@ class Emitter {
     for (int k : members) {
       auto& s = version(k);
       auto& n = *node(s);
-      w.collective.sent_bytes +=
-          s.in_ring_loop() ? global_.bytes(s.node, s.at) : s.reshard_step.bytes;
+      w.collective.sent_bytes += s.in_ring_loop() ? global_.bytes(s.node, s.at) : s.step().bytes;
       w.out.push_back(axes_of(s));
       if (s.in_ring_loop()) {
         auto at = s.at;
-        at.set(s.reshard_step.axis, s.reshard_step.over);
+        at.set(s.step().axis, s.step().over);
         auto axes = n.axes;
         for (auto& a : axes)
-          if (a.name == s.reshard_step.axis) a.size *= ranks(mesh_, s.reshard_step.over);
+          if (a.name == s.step().axis) a.size *= ranks(mesh_, s.step().over);
         pack(w.collective, passed(s, axes, at), int(x.size()), int(w.out.size()) - 1, axes, at,
              mesh_, device_);
         auto& ring_loop = ring_loop_of(s);
-        const bool receives = s.kind == Version::Kind::ring_receive;
+        const bool receives = s.is<RingReceive>();
         auto mine = in_order(receives ? local(s.in[0]) : ring_loop.parts.at(s.in[0]), n.axes);
         if (ring_loop.may_skip)
           w.collective.skip_flag = receives ? program::SkipFlag::unread : program::SkipFlag::zeros;
@@ -489,20 +477,20 @@ class Emitter {
         x.push_back(mine);
         continue;
       }
-      if (s.kind == Version::Kind::regroup) {
-        auto& p = s.copy_boxes[0];
+      if (s.is<Regroup>()) {
+        auto& p = s.boxes()[0];
         w.out.back() = local_axes(p.axes, s.at, mesh_, device_);
         if (!p.result_layout.parts.empty())
           for (auto& a : w.out.back())
             if (a.name == p.axis) a.size = p.result_layout.size(mesh_, device_);
-        pack(w.collective, s.copy_boxes, int(x.size()), int(w.out.size()) - 1, p.axes, s.at, mesh_,
+        pack(w.collective, s.boxes(), int(x.size()), int(w.out.size()) - 1, p.axes, s.at, mesh_,
              device_);
         x.push_back(in_order(with_joined_parts(s), p.axes));
         continue;
       }
       if (w.collective.kind == CollectiveKind::exchange) {
         std::vector<CopyBox> copy_boxes;
-        if (s.kind == Version::Kind::shift)
+        if (s.is<Shift>())
           copy_boxes = remote_boxes(s);
         else
           copy_boxes = {{.axes = n.axes, .at = version(s.in[0]).at}};
@@ -515,12 +503,11 @@ class Emitter {
       for (auto& [m, how] : from.partial)
         if (h.over.has(m)) w.collective.monoid = how;
       x.push_back(local(s.in[0]));
-      w.along.push_back(s.reshard_step.axis);
-      auto full_axes = s.reshard_step.kind == ReshardStep::Kind::all_gather
+      w.along.push_back(s.step().axis);
+      auto full_axes = s.step().kind == ReshardStep::Kind::all_gather
                            ? axes_of(s)
                            : local_axes(n.axes, from, mesh_, device_);
-      w.collective.size.push_back(
-          s.reshard_step.axis ? find_axis(full_axes, s.reshard_step.axis)->size : 0);
+      w.collective.size.push_back(s.step().axis ? find_axis(full_axes, s.step().axis)->size : 0);
     }
     if (w.collective.skip_flag != program::SkipFlag::nothing) {
       auto& flag = ring_loop_of(version(first)).flag;
@@ -530,10 +517,10 @@ class Emitter {
     for (std::size_t i = 0; i < members.size(); ++i) {
       auto& s = version(members[i]);
       auto part = collective_result(created, i);
-      local_[std::size_t(members[i])] = s.kind == Version::Kind::shift     ? shifted(s, part)
-                                        : s.kind == Version::Kind::regroup ? regrouped(s, part)
-                                                                           : part;
-      if (s.kind == Version::Kind::ring_receive && ring_loop_of(s).flag) {
+      local_[std::size_t(members[i])] = s.is<Shift>()     ? shifted(s, part)
+                                        : s.is<Regroup>() ? regrouped(s, part)
+                                                          : part;
+      if (s.is<RingReceive>() && ring_loop_of(s).flag) {
         auto& block = local_[std::size_t(members[i])];
         block = prim::barrier(block, ring_loop_of(s).index);
       }
@@ -555,7 +542,7 @@ class Emitter {
   // Returns the gather whose blocks this contraction reads one by one. Null: none.
   const Version* ringed(const Version& s) const {
     for (int x : s.in)
-      if (x >= 0 && version(x).ring >= 0) return &version(x);
+      if (x >= 0 && version(x).ring() >= 0) return &version(x);
     return nullptr;
   }
   void ring(int body, int k, const Version& gather) {
@@ -564,12 +551,12 @@ class Emitter {
     auto& block = local(gather.in[0]);
     CollectiveSpec w;
     w.out = {axes_of(s)};
-    w.along = {gather.reshard_step.axis};
-    set_ring(w, block->axes, gather.reshard_step.over, mesh_, device_);
-    w.collective.sent_bytes = gather.reshard_step.bytes / (w.ranks - 1);
+    w.along = {gather.step().axis};
+    set_ring(w, block->axes, gather.step().over, mesh_, device_);
+    w.collective.sent_bytes = gather.step().bytes / (w.ranks - 1);
     w.dtype =
         // accumulation dtype
-        find(*node(s), gather.reshard_step.axis) ? node(s)->dtype : DType::f32;
+        find(*node(s), gather.step().axis) ? node(s)->dtype : DType::f32;
     local_[std::size_t(k)] =
         prim::cast(collective_result(call(body, {other, block}, std::move(w)), 0), node(s)->dtype);
   }
@@ -593,14 +580,14 @@ class Emitter {
   // `with_joined_parts` and `regrouped` convert the operand and the result of a regroup to the form
   // in which they are communicated: all parts in one axis.
   NodePtr with_joined_parts(const Version& s) const {
-    auto& p = s.copy_boxes[0];
+    auto& p = s.boxes()[0];
     if (p.source_layout.parts.empty()) return local(s.in[0]);
     Names names;
     for (auto& a : p.source_layout.parts) names.push_back(a.name);
     return prim::flatten(local(s.in[0]), names, Axis(p.axis, p.source_layout.size(mesh_, device_)));
   }
   NodePtr regrouped(const Version& s, const NodePtr& x) const {
-    auto& p = s.copy_boxes[0];
+    auto& p = s.boxes()[0];
     if (p.result_layout.parts.empty()) return prim::fit(x, axes_of(s));
     Axes parts;
     for (std::size_t k = 0; k < p.result_layout.parts.size(); ++k)
@@ -610,7 +597,7 @@ class Emitter {
   }
   // Returns this device's part of the data that it holds, for a regroup without communication.
   NodePtr retained_part(const Version& s) const {
-    auto& p = s.copy_boxes[0];
+    auto& p = s.boxes()[0];
     auto x = with_joined_parts(s);
     auto runs = own_runs(p, s.at, mesh_, device_);
     auto axis = *find(*x, p.axis);
@@ -626,19 +613,19 @@ class Emitter {
   }
   static std::vector<CopyBox> remote_boxes(const Version& s) {  // boxes that other devices may hold
     std::vector<CopyBox> out;
-    for (auto& p : s.copy_boxes)
+    for (auto& p : s.boxes())
       if (!p.at.mesh_axes(p.axis).empty()) out.push_back(p);
     return out;
   }
   // Concatenates this device's block from boxes: received ones (`got`, at their position in the
   // result) and local ones.
   NodePtr shifted(const Version& s, const NodePtr& got) {
-    Name a = s.reshard_step.axis;
+    Name a = s.step().axis;
     auto [start, size] = block(node(s)->axes, s.at, a);
     Nodes parts;
     // An empty array is not communicated.
     if (node(s)->size() == 0) return prim::filled(0, node(s)->dtype, axes_of(s));
-    for (auto& p : s.copy_boxes) {
+    for (auto& p : s.boxes()) {
       auto begin = std::max(start, p.to), end = std::min(start + size, p.to + p.size);
       if (begin >= end) continue;
       if (got && !p.at.mesh_axes(a).empty()) {

@@ -111,7 +111,7 @@ bool Partition::has_even_blocks() const {
   auto is_even = [&](const Version& v) {
     auto& n = m.graph->node(v.node);
     bool is_even_loop =
-        v.kind != Version::Kind::loop || divides(loop_of(n).axis, m.plan.loop(v.loop).shared_by);
+        !v.is<RunLoop>() || divides(loop_of(n).axis, m.plan.loop(v.loop()).shared_by);
     return is_even_loop && std::all_of(n.axes.begin(), n.axes.end(),
                                        [&](auto& a) { return divides(a, v.at.mesh_axes(a.name)); });
   };

@@ -7,6 +7,8 @@
 //         enclosing body. A plan shards a value, or leaves it partial, only if the rules allow it
 //         (verify.cpp).
 #pragma once
+#include <variant>
+
 #include "graph/loop.h"
 #include "compile/sharding/reshard.h"
 
@@ -14,49 +16,101 @@ namespace haliax::partitioning {
 
 struct GlobalGraph;
 
+// The kinds of versions, each with the data that only this kind has.
+struct Given {};  // an input, or an array that the graph captured
+struct Carry {    // the value that an iteration receives from the iteration before
+  int loop = -1;  // index into Plan::loops
+  std::size_t result = 0;
+};
+struct Generate {};  // computed from scalars and positions alone, locally and in any sharding
+struct Compute {
+  bool local_iterations = false;  // a slice at the device's own iteration
+};
+struct Moved {
+  ReshardStep step;
+  std::vector<CopyBox> boxes;  // `array` is an index into Version::in
+};
+// Positions move along an axis, by send and receive, or by local slices (bytes 0).
+struct Shift : Moved {};
+// An axis is split or flattened, and the blocks before and after do not match: an all-to-all.
+struct Regroup : Moved {};
+struct Reshard {
+  ReshardStep step;
+  // a gather: the contraction that reads its blocks one by one, so it is never materialized
+  int ring = -1;
+};
+struct RingReceive {  // in a ring loop: the block of this iteration, from another device
+  ReshardStep step;
+};
+struct RingReturn {  // in a ring loop: partial sums for a block, sent to its device
+  ReshardStep step;
+};
+struct RunLoop {
+  int loop = -1;
+};
+struct ResultOfLoop {
+  int loop = -1;
+  std::size_t result = 0;
+};
+
 // One version of the value of one node. For example, a sharded weight and the gathered weight are
 // two versions of one node.
 struct Version {
-  enum class Kind : std::uint8_t {
-    given,     // an input, or an array that the graph captured
-    carry,     // the value that an iteration receives from the iteration before
-    generate,  // computed from scalars and positions alone, locally and in any sharding
-    compute,
-    // positions move along an axis, by send and receive, or by local slices (bytes 0)
-    shift,
-    // an axis is split or flattened, and the blocks before and after do not match: an all-to-all
-    regroup,
-    reshard,
-    ring_receive,  // in a ring loop: the block of this iteration, from another device
-    ring_return,   // in a ring loop: partial sums for a block, sent to its device
-    loop,
-    result,  // a result of a loop
-  } kind = Kind::given;
+  using Kind = std::variant<Given, Carry, Generate, Compute, Shift, Regroup, Reshard, RingReceive,
+                            RingReturn, RunLoop, ResultOfLoop>;
+  Kind kind = Given{};
   int node = -1, body = 0;
   Sharding at = {};
   std::vector<int> in = {};  // versions, one for each operand (-1: none)
-  ReshardStep reshard_step = {};
-  std::vector<CopyBox> copy_boxes = {};  // shift, regroup: `array` is an index into `in`
-  bool local_iterations = false;         // compute: a slice at the device's own iteration
-  int loop = -1;                         // loop, result, carry: index into Plan::loops
-  std::size_t result = 0;                // result, carry: index into Loop::results
   bool live = false;
   int bucket = -1;  // versions with the same bucket share one collective
-  // a gather: the contraction that reads its blocks one by one, so it is never materialized
-  int ring = -1;
-  int cause = -1;  // the node that requires the version; -1: a result
-  bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
-  bool in_ring_loop() const { return kind == Kind::ring_receive || kind == Kind::ring_return; }
+  int cause = -1;   // the node that requires the version; -1: a result
+
+  template <class T> bool is() const { return std::holds_alternative<T>(kind); }
+  template <class T> const T& as() const { return std::get<T>(kind); }
+  template <class T> T& as() { return std::get<T>(kind); }
+  // Return the data of any kind that has it: the communication, boxes that are copied, an index
+  // into Plan::loops (-1: none), and the contraction of a ring (-1: none).
+  const ReshardStep& step() const {
+    static const ReshardStep none;
+    return get(none, [](auto& k) -> decltype((k.step)) { return k.step; });
+  }
+  const std::vector<CopyBox>& boxes() const {
+    static const std::vector<CopyBox> none;
+    return get(none, [](auto& k) -> decltype((k.boxes)) { return k.boxes; });
+  }
+  int loop() const {
+    return get(-1, [](auto& k) -> decltype((k.loop)) { return k.loop; });
+  }
+  int ring() const {
+    return get(-1, [](auto& k) -> decltype((k.ring)) { return k.ring; });
+  }
+
+  bool moves() const { return is<Shift>() || is<Regroup>(); }
+  bool in_ring_loop() const { return is<RingReceive>() || is<RingReturn>(); }
   bool sums() const {
-    return kind == Kind::reshard && (reshard_step.kind == ReshardStep::Kind::all_reduce ||
-                                     reshard_step.kind == ReshardStep::Kind::reduce_scatter);
+    return is<Reshard>() && (step().kind == ReshardStep::Kind::all_reduce ||
+                             step().kind == ReshardStep::Kind::reduce_scatter);
   }
   bool gathers() const {
-    return live && kind == Kind::reshard && reshard_step.kind == ReshardStep::Kind::all_gather;
+    return live && is<Reshard>() && step().kind == ReshardStep::Kind::all_gather;
   }
   bool communicates() const {
-    return (kind == Kind::reshard && reshard_step.kind >= ReshardStep::Kind::reduce_scatter) ||
-           ((moves() || in_ring_loop()) && reshard_step.bytes > 0);
+    return (is<Reshard>() && step().kind >= ReshardStep::Kind::reduce_scatter) ||
+           ((moves() || in_ring_loop()) && step().bytes > 0);
+  }
+
+ private:
+  // Returns the field that `of` selects, or `none` for a kind without it.
+  template <class T, class Of> const T& get(const T& none, Of of) const {
+    return std::visit(
+        [&](auto& k) -> const T& {
+          if constexpr (std::is_invocable_v<Of, decltype(k)>)
+            return of(k);
+          else
+            return none;
+        },
+        kind);
   }
 };
 struct Body {  // the top level, or a body of a loop
@@ -96,7 +150,7 @@ struct Plan {
   // bodies of a loop; empty for other kinds of versions
   const std::vector<int>& bodies_of(const Version& v) const {
     static const std::vector<int> none;
-    return v.kind == Version::Kind::loop ? loop(v.loop).bodies : none;
+    return v.is<RunLoop>() ? loop(v.loop()).bodies : none;
   }
 };
 

@@ -45,7 +45,7 @@ PlannerResult Planner::run(const Choices& choices, bool find_alternatives) {
     int n = graph_.find(i.global.get());
     if (n < 0) continue;
     draft_.at(n).planned = true;
-    versions(n) = {add({.kind = Version::Kind::given, .node = n, .at = i.at})};
+    versions(n) = {add({.kind = Given{}, .node = n, .at = i.at})};
   }
   for (int n : graph_.level(-1, 0).order) compute(n);
   for (std::size_t k = 0; k < requested_.size(); ++k) {
@@ -69,6 +69,7 @@ int Planner::add(Version s) {
   int k = int(draft_.plan.versions.size());
   s.body = body_of(s.node);
   s.cause = cause_;
+  draft_.plan.bytes += s.step().bytes * draft_.plan.body(s.body).iterations;
   draft_.plan.body(s.body).versions.push_back(k);
   draft_.plan.versions.push_back(std::move(s));
   return k;
@@ -78,7 +79,7 @@ int Planner::add(Version s) {
 int Planner::obtain_generated(int n, const Sharding& need) {
   for (int v : versions(n))
     if (version(v).at == need) return v;
-  int s = add({.kind = Version::Kind::generate, .node = n, .at = need});
+  int s = add({.kind = Generate{}, .node = n, .at = need});
   versions(n).push_back(s);
   return s;
 }
@@ -95,10 +96,7 @@ bool Planner::requires_sharding(int n, const Sharding& need) const {
 }
 int Planner::compute_version(int n, const Sharding& need) {
   CauseScope because(cause_, requires_sharding(n, need) ? n : cause_);
-  Version s{.kind = Version::Kind::compute,
-            .node = n,
-            .at = need,
-            .local_iterations = !local_iterations_over(n).empty()};
+  Version s{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .at = need};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = operand(n, k);
     if (is_order_only(node(n), k))
@@ -160,12 +158,7 @@ int Planner::obtain(int n, Sharding need) {
     }
   }
   for (auto& step : reshard(mesh_, node(n).axes, node(n).dtype, version(from).at, need)) {
-    Version s{.kind = Version::Kind::reshard,
-              .node = n,
-              .at = step.to,
-              .in = {from},
-              .reshard_step = step};
-    draft_.plan.bytes += step.bytes * iterations_of(n);
+    Version s{.kind = Reshard{step}, .node = n, .at = step.to, .in = {from}};
     from = add(std::move(s));
     versions(n).push_back(from);
   }
@@ -192,7 +185,7 @@ void Planner::compute(int n, bool is_requested) {
   } else if (is_loop_result(me)) {
     // Set with its loop.
   } else if (me.op->kind == Kind::leaf) {
-    versions(n) = {add({.kind = Version::Kind::given, .node = n})};
+    versions(n) = {add({.kind = Given{}, .node = n})};
   } else if (plan_ring_receive(n)) {
     // The device receives its block of the ring.
   } else if (auto other = expansion(n)) {
@@ -332,10 +325,7 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& partial_of,
                          const Sharding& partial, const Sharding& created) {
   auto& me = node(n);
   const auto in = graph_.at(n).in;  // a copy, since the graph may grow
-  Version s{.kind = Version::Kind::compute,
-            .node = n,
-            .at = created,
-            .local_iterations = !local_iterations_over(n).empty()};
+  Version s{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .at = created};
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {
       s.in.push_back(-1);

@@ -71,7 +71,8 @@ void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
   const auto in = graph_.at(n).in;  // a copy, since the graph may grow
   Name axis = rules::shifted(me);
-  Version s{.kind = Version::Kind::shift, .node = n, .at = rules::result_sharding(me, work)};
+  Shift kind;
+  Version s{.node = n, .at = rules::result_sharding(me, work)};
   std::vector<CopyBox> moving;
   std::int64_t done_to = 0;
   auto read = [&](int x, AxisSegment r) {
@@ -93,8 +94,8 @@ void Planner::shift(int n, const Sharding& work) {
     Axes axes;  // in the order of the result axes
     for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
     s.in.push_back(obtain(x, need));
-    s.copy_boxes.push_back({int(s.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
-    if (!need.mesh_axes(axis).empty()) moving.push_back(s.copy_boxes.back());
+    kind.boxes.push_back({int(s.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
+    if (!need.mesh_axes(axis).empty()) moving.push_back(kind.boxes.back());
     done_to = r.to + r.size;
   };
   auto zeros = [&](std::int64_t to) {
@@ -112,9 +113,9 @@ void Planner::shift(int n, const Sharding& work) {
   }
 
   zeros(haliax::find(me, axis)->size);
-  s.reshard_step = {ReshardStep::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
-                    exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
-  draft_.plan.bytes += s.reshard_step.bytes * iterations_of(n);
+  kind.step = {ReshardStep::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
+               exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
+  s.kind = std::move(kind);
   add_computed(n, std::move(s), local_size(me.axes, work, mesh_));
 }
 
@@ -166,16 +167,16 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& partial) {
 
   auto need = rules::operand_sharding(me, 0, work, mesh_);
   for (auto& [name, mesh_axes] : left.dims) need.set(name, mesh_axes);
-  Version s{.kind = Version::Kind::regroup, .node = n, .at = rules::result_sharding(me, work)};
+  Version s{.node = n, .at = rules::result_sharding(me, work)};
   for (auto& [name, mesh_axes] : target.dims) s.at.set(name, mesh_axes);
   need.partial = s.at.partial = partial.partial;
   s.in = {obtain(x, need)};
   CopyBox p{.axes = long_form.axes, .at = need, .axis = flat};
   (flattens ? p.source_layout : p.result_layout) = layout(flattens ? need : s.at);
-  s.copy_boxes = {p};
-  s.reshard_step = {ReshardStep::Kind::exchange, s.at, exchange_over(s.copy_boxes, p.axes, s.at),
-                    flat, exchange_bytes(s.copy_boxes, p.axes, s.at, bytes_of(me.dtype), mesh_)};
-  draft_.plan.bytes += s.reshard_step.bytes * iterations_of(n);
+  const std::vector boxes{p};
+  const ReshardStep step{ReshardStep::Kind::exchange, s.at, exchange_over(boxes, p.axes, s.at),
+                         flat, exchange_bytes(boxes, p.axes, s.at, bytes_of(me.dtype), mesh_)};
+  s.kind = Regroup{{step, boxes}};
   add_computed(n, std::move(s), 0);  // a view computes nothing
   return true;
 }

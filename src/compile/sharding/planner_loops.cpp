@@ -202,11 +202,7 @@ void Planner::plan_body(LoopAttempt& a, std::size_t b) {
     if (!results[k].carry) continue;
     int c = graph_.id(results[k].carry);
     track_new_nodes();
-    a.plan.carry[k].push_back(add({.kind = Version::Kind::carry,
-                                   .node = c,
-                                   .at = a.carried[k],
-                                   .loop = a.loop,
-                                   .result = k}));
+    a.plan.carry[k].push_back(add({.kind = Carry{a.loop, k}, .node = c, .at = a.carried[k]}));
     versions(c) = {a.plan.carry[k].back()};
     draft_.at(c).planned = true;
   }
@@ -270,7 +266,7 @@ void Planner::forget_body(const Loop& l, std::size_t b) {
   }
 }
 void Planner::finish_loop(LoopAttempt& a) {
-  Version created{.kind = Version::Kind::loop, .node = a.n, .loop = a.loop};
+  Version created{.kind = RunLoop{a.loop}, .node = a.n};
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {
     if (!a.l.results[k].start) continue;
     a.plan.start[k] = obtain(graph_.id(a.l.results[k].start), a.plan.at[k]);
@@ -284,12 +280,7 @@ void Planner::finish_loop(LoopAttempt& a) {
   for (std::size_t k = 0; k < at.size(); ++k) {
     int r = graph_.find(loop_result(ptr(a.n), k).get());
     if (r < 0) continue;
-    versions(r) = {add({.kind = Version::Kind::result,
-                        .node = r,
-                        .at = at[k],
-                        .in = {s},
-                        .loop = a.loop,
-                        .result = k})};
+    versions(r) = {add({.kind = ResultOfLoop{a.loop, k}, .node = r, .at = at[k], .in = {s}})};
     draft_.at(r).planned = true;
   }
 }

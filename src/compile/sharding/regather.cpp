@@ -50,7 +50,7 @@ struct Regather {
   // weight that is rematerialized.
   bool sees(int k, int r) const {
     auto& s = plan.version(k);
-    return s.kind == Version::Kind::compute && s.body == r && graph.is_weight(s.node) &&
+    return s.is<Compute>() && s.body == r && graph.is_weight(s.node) &&
            graph.ptr(s.node)->op != &prim::kBarrier;
   }
   // Returns the position of a version, or of the enclosing loop, among the versions of a body.
@@ -90,7 +90,7 @@ struct Regather {
       all.bytes = std::max(all.bytes, graph.bytes(plan.version(all.created[i]).node,
                                                   plan.version(all.created[i]).at));
       for (int k : readers[std::size_t(all.created[i])]) {
-        if (k < 0 || plan.version(k).kind == Version::Kind::loop) return {};
+        if (k < 0 || plan.version(k).is<RunLoop>()) return {};
         bool created = gathers(k, r) || sees(k, r);
         auto& list = created ? all.created : parts[towards(r, plan.version(k).body)].readers;
         if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
@@ -141,7 +141,7 @@ struct Regather {
     if (!loop(r).drop || graph.is_guarded(plan.loop(plan.body(r).loop).node)) return false;
     return std::none_of(g.created.begin(), g.created.end(), [&](int k) {
       return std::any_of(shared_axes.begin(), shared_axes.end(),
-                         [&](int m) { return plan.version(k).reshard_step.over.has(m); });
+                         [&](int m) { return plan.version(k).step().over.has(m); });
     });
   }
 

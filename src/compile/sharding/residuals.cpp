@@ -121,9 +121,7 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& graph, b
     bool looked = false;
     for (int k : plan.body(l.bodies[0]).versions) {
       auto& s = plan.version(k);
-      if (!s.live || s.kind != Version::Kind::reshard || !s.communicates() ||
-          !(s.sums() || gathers_too))
-        continue;
+      if (!s.live || !s.is<Reshard>() || !s.communicates() || !(s.sums() || gathers_too)) continue;
       if (!looked) {
         t = earlier_body_of(graph, graph.level(l.node, 0).order, index[0].get());
         looked = true;

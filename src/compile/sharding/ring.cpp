@@ -28,18 +28,17 @@ struct Ringing {
     if (!s.gathers() || reader(k) < 0) return false;
     auto& to = plan.version(reader(k));
     auto& contraction = node(to);
-    if (to.kind != Version::Kind::compute || contraction.op->kind != Kind::contract ||
-        to.body != s.body)
+    if (!to.is<Compute>() || contraction.op->kind != Kind::contract || to.body != s.body)
       return false;
-    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return plan.version(x).ring >= 0; }))
+    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return plan.version(x).ring() >= 0; }))
       return false;
     // Requires one mesh axis, blocks of equal size, and the full axis as the result of the gather.
     // Small gathers share one collective instead.
-    int n = ranks(graph.mesh, s.reshard_step.over);
-    auto size = find(node(s), s.reshard_step.axis)->size;
-    bool all = plan.version(s.in[0]).at.mesh_axes(s.reshard_step.axis) == s.reshard_step.over &&
-               s.at.mesh_axes(s.reshard_step.axis).empty();
-    if (!all || s.reshard_step.over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 ||
+    int n = ranks(graph.mesh, s.step().over);
+    auto size = find(node(s), s.step().axis)->size;
+    bool all = plan.version(s.in[0]).at.mesh_axes(s.step().axis) == s.step().over &&
+               s.at.mesh_axes(s.step().axis).empty();
+    if (!all || s.step().over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 ||
         bytes(s) <= kNegligibleBytes)
       return false;
     auto dtype = contraction.dtype;
@@ -48,8 +47,8 @@ struct Ringing {
       return false;
     // Each device adds the blocks in its own order, so the results would differ in rounding. A
     // result that is equal on all devices must not differ.
-    bool sums = !find(contraction, s.reshard_step.axis),
-         differs = to.at.uses(s.reshard_step.over[0]) || to.at.is_partial(s.reshard_step.over[0]);
+    bool sums = !find(contraction, s.step().axis),
+         differs = to.at.uses(s.step().over[0]) || to.at.is_partial(s.step().over[0]);
     if (sums && !differs) return false;
     // Sums of 16-bit floats over the gathered axis accumulate in f32. The f32 copy must not need
     // more memory than the ring saves.
@@ -69,8 +68,8 @@ std::vector<std::vector<int>> readers_of(const Plan& plan) {
     auto& s = plan.version(k);
     if (!s.live) continue;
     for (int x : s.in) read(x, k);
-    if (s.kind != Version::Kind::loop) continue;
-    for (auto& v : plan.loop(s.loop).value)
+    if (!s.is<RunLoop>()) continue;
+    for (auto& v : plan.loop(s.loop()).value)
       for (int x : v) read(x, -1);
   }
   return out;
@@ -79,7 +78,7 @@ std::vector<std::vector<int>> readers_of(const Plan& plan) {
 void ring(Plan& plan, const GlobalGraph& graph) {
   Ringing r{plan, graph, readers_of(plan)};
   for (int k = 0; k < int(plan.versions.size()); ++k)
-    if (r.is_rotated(k)) plan.version(k).ring = r.reader(k);
+    if (r.is_rotated(k)) plan.version(k).as<Reshard>().ring = r.reader(k);
 }
 
 }  // namespace haliax::partitioning

@@ -82,13 +82,10 @@ bool Planner::plan_ring_receive(int n) {
     auto at = source.on(me.axes);
     at.set(axis, {});
     const double others = 1 - 1. / ranks(mesh_, o.ring_axes);
-    Version v{.kind = Version::Kind::ring_receive,
-              .node = n,
-              .at = at,
-              .in = {obtain(operand(n, 0), source)}};
-    v.reshard_step = {.to = at, .over = o.ring_axes, .axis = axis, .bytes = bytes(n, at) * others};
-    draft_.plan.bytes += v.reshard_step.bytes * iterations_of(n);
-    add_computed(n, std::move(v), 0);
+    const ReshardStep step{
+        .to = at, .over = o.ring_axes, .axis = axis, .bytes = bytes(n, at) * others};
+    const int from = obtain(operand(n, 0), source);
+    add_computed(n, {.kind = RingReceive{step}, .node = n, .at = at, .in = {from}}, 0);
     return true;
   }
   return false;
@@ -98,13 +95,11 @@ int Planner::add_ring_return(const LoopAttempt& a, int n, const Sharding& at) {
   auto scattered = at;
   scattered.resolve(a.plan.ring_axes[0]);
   const double others = 1 - 1. / ranks(mesh_, a.plan.ring_axes);
-  Version v{.kind = Version::Kind::ring_return, .node = n, .at = scattered, .in = {obtain(n, at)}};
-  v.reshard_step = {.to = scattered,
-                    .over = a.plan.ring_axes,
-                    .axis = a.l.axis.name,
-                    .bytes = bytes(n, scattered) * others};
-  draft_.plan.bytes += v.reshard_step.bytes * iterations_of(n);
-  return add(std::move(v));
+  const ReshardStep step{.to = scattered,
+                         .over = a.plan.ring_axes,
+                         .axis = a.l.axis.name,
+                         .bytes = bytes(n, scattered) * others};
+  return add({.kind = RingReturn{step}, .node = n, .at = scattered, .in = {obtain(n, at)}});
 }
 // Returns true if the loop cannot be a ring loop after all: it contains another collective along
 // the mesh axis, or a replicated result depends on the order of iterations by rounding.
@@ -117,13 +112,13 @@ bool Planner::breaks_ring(const LoopAttempt& a) const {
     bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min ||
                                           !is_float(node(v.node).dtype));
     bool own = r.fold != Fold::stack && (v.at.uses(x) || v.at.is_partial(x));
-    if (v.kind != Version::Kind::ring_return && !own && !exact) return true;
+    if (!v.is<RingReturn>() && !own && !exact) return true;
   }
   // the body of the loop, and the bodies of inner loops
   for (auto body = std::size_t(a.plan.bodies[0]); body < draft_.plan.bodies.size(); ++body)
     for (int k : draft_.plan.bodies[body].versions)
       if (auto& v = draft_.plan.version(k);
-          v.communicates() && !v.in_ring_loop() && v.reshard_step.over.has(x))
+          v.communicates() && !v.in_ring_loop() && v.step().over.has(x))
         return true;
   return false;
 }

@@ -25,7 +25,7 @@ bool has_way(const Node& n, Way way) {
 }
 
 // An op that splits one axis into parts or merges parts into one axis.
-struct Regroup {
+struct RegroupRule {
   Axes parts;
   Name flat;
   bool flattens = false;
@@ -36,10 +36,10 @@ struct Regroup {
     return c;
   }
 };
-std::optional<Regroup> regroup_of(const Node& n) {
+std::optional<RegroupRule> regroup_of(const Node& n) {
   if (!regroups(n)) return {};
   auto attr = RegroupAttr::of(n);
-  Regroup r{{}, attr.flat, true};
+  RegroupRule r{{}, attr.flat, true};
   each_axis(n, [&](std::size_t, const Axis&, const Along& rule) {
     if (rule.way == Way::regroup) r.flattens = bool(rule.point);
   });

@@ -35,8 +35,7 @@ struct PlanCheck {
   std::vector<int> places_of_loops() const {
     std::vector<int> out(plan.loops.size(), -1);
     for (auto& v : plan.versions)
-      if (v.kind == Version::Kind::loop && v.live)
-        out[std::size_t(v.loop)] = place[std::size_t(number(v))];
+      if (v.is<RunLoop>() && v.live) out[std::size_t(v.loop())] = place[std::size_t(number(v))];
     return out;
   }
   int number(const Version& v) const { return int(&v - plan.versions.data()); }
@@ -143,9 +142,9 @@ struct PlanCheck {
           for (int m : actual) created.add_partial(m, rule.monoid);
         }
         // An axis that a loop slices is sharded like the iterations.
-        auto should = !needs_full                    ? work.mesh_axes(rule.point)
-                      : v.local_iterations && k == 0 ? iterations_of(v, *n.in[1])
-                                                     : MeshAxes();
+        auto should = !needs_full                                  ? work.mesh_axes(rule.point)
+                      : v.as<Compute>().local_iterations && k == 0 ? iterations_of(v, *n.in[1])
+                                                                   : MeshAxes();
         must(actual == should, v, "axis {} of operand {} is {}, expected {}", a.name, k, actual,
              should);
       }
@@ -204,13 +203,13 @@ struct PlanCheck {
   // in order. The sharding along all other axes must not change.
   void moved(const Version& v) const {
     std::int64_t done = 0;
-    for (auto& p : v.copy_boxes) {
+    for (auto& p : v.boxes()) {
       auto& x = plan.version(v.in[std::size_t(p.array)]).at;
       must(p.at == x && x.partial == v.at.partial, v, "it is {}, but its operand is {}", v.at, x);
       // an empty array is not communicated
       bool exchanged = v.communicates() || node(v).size() == 0;
       // received from other devices
-      bool received = v.kind == Version::Kind::shift && exchanged && !x.mesh_axes(p.axis).empty();
+      bool received = v.is<Shift>() && exchanged && !x.mesh_axes(p.axis).empty();
       for (auto& a : p.axes)
         must(received || a.name == p.axis || x.mesh_axes(a.name) == v.at.mesh_axes(a.name), v,
              "axis {} has another sharding", a.name);
@@ -225,16 +224,15 @@ struct PlanCheck {
       must(p.to == done, v, "position {} follows position {}", p.to, done);
       done += p.size;
     }
-    must(v.kind == Version::Kind::regroup ||
-             done == find_axis(node(v).axes, v.reshard_step.axis)->size,
-         v, "{} positions are copied", done);
+    must(v.is<Regroup>() || done == find_axis(node(v).axes, v.step().axis)->size, v,
+         "{} positions are copied", done);
   }
   // Checks a reshard step: a sum that completes was partial, an axis that is gathered was sharded,
   // and the sharding of all other axes does not change.
   void reshard_step(const Version& v) const {
     using Kind = ReshardStep::Kind;
     auto& from = plan.version(v.in[0]).at;
-    auto& h = v.reshard_step;
+    auto& h = v.step();
     must(v.at == h.to, v, "its sharding is not the target of its reshard step");
     for (auto& a : node(v).axes) {
       auto was = from.mesh_axes(a.name), is = v.at.mesh_axes(a.name);
@@ -267,12 +265,12 @@ struct PlanCheck {
     auto& from = plan.version(v.in[0]).at;
     auto& over = plan.loop(plan.body(v.body).loop).ring_axes;
     auto expected = v.at;
-    if (v.kind == Version::Kind::ring_receive)
-      expected.set(v.reshard_step.axis, over);
+    if (v.is<RingReceive>())
+      expected.set(v.step().axis, over);
     else if (!over.empty())
       expected.add_partial(over[0], Monoid::sum);
-    bool unsharded = v.at.mesh_axes(v.reshard_step.axis).empty();
-    must(!over.empty() && v.reshard_step.over == over && unsharded && from == expected, v,
+    bool unsharded = v.at.mesh_axes(v.step().axis).empty();
+    must(!over.empty() && v.step().over == over && unsharded && from == expected, v,
          "the ring result is {}, but its operand is {}", v.at, from);
   }
   // Checks communication inside loops. Along the mesh axis of a ring loop, only blocks of the ring
@@ -280,8 +278,7 @@ struct PlanCheck {
   // iterations must not communicate.
   void loop_communication(const Version& v) const {
     if (!v.communicates()) return;
-    const auto over =
-        v.moves() ? exchange_over(v.copy_boxes, node(v).axes, v.at) : v.reshard_step.over;
+    const auto over = v.moves() ? exchange_over(v.boxes(), node(v).axes, v.at) : v.step().over;
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent)) {
       auto& l = plan.loop(body->loop);
       must(v.in_ring_loop() || !l.ring_axes.overlaps(over), v,
@@ -312,7 +309,7 @@ struct PlanCheck {
   // the sharding of its start, with the iterations of all devices concatenated, or as a partial
   // sum.
   void loop(const Version& v) const {
-    auto& l = plan.loop(v.loop);
+    auto& l = plan.loop(v.loop());
     auto& of = loop_of(node(v));
     for (std::size_t k = 0; k < l.at.size(); ++k) {
       for (auto* created : {&l.value[k], &l.carry[k]})
@@ -345,8 +342,8 @@ struct PlanCheck {
       if (k >= 0)
         must(plan.version(k).bucket != v.bucket, v,
              "it is merged into one collective with its operand");
-    bool same = v.kind == first.kind && v.reshard_step.kind == first.reshard_step.kind &&
-                v.reshard_step.over == first.reshard_step.over && v.body == first.body;
+    bool same = v.kind.index() == first.kind.index() && v.step().kind == first.step().kind &&
+                v.step().over == first.step().over && v.body == first.body;
     must(same && ended(v) == ended(first), v,
          "it is merged into one collective with a different collective");
   }
@@ -368,7 +365,7 @@ struct PlanCheck {
     std::set<Monoid> out;
     if (v.sums())
       for (auto& [m, how] : plan.version(v.in[0]).at.partial)
-        if (v.reshard_step.over.has(m)) out.insert(how);
+        if (v.step().over.has(m)) out.insert(how);
     return out;
   }
   // Checks the shardings of the results.
@@ -384,28 +381,27 @@ struct PlanCheck {
                               count, requested.size()));
   }
   void run() const {
-    using Kind = Version::Kind;
     std::map<int, const Version*> calls;  // first version of each bucket
     once();
     side_by_side();
     for (auto& v : plan.versions) {
       if (!v.live) continue;
       reads(v);
-      if (v.kind == Kind::loop)
+      if (v.is<RunLoop>())
         loop(v);
       else
         legal(v);
-      if (v.kind == Kind::compute) computed(v);
-      if (v.kind == Kind::reshard) reshard_step(v);
+      if (v.is<Compute>()) computed(v);
+      if (v.is<Reshard>()) reshard_step(v);
       if (v.in_ring_loop()) ring_loop(v);
       loop_communication(v);
       joined(v, calls);
       if (v.moves()) moved(v);
-      bool freely =
-          v.kind != Kind::generate || (graph.at(v.node).generated && v.at.partial.empty());
+      bool freely = !v.is<Generate>() || (graph.at(v.node).generated && v.at.partial.empty());
       must(freely, v, "it is not computed from scalars and positions alone");
-      if (v.kind == Kind::result)
-        must(v.at == plan.loop(v.loop).at[v.result], v, "its loop result has another sharding");
+      if (v.is<ResultOfLoop>())
+        must(v.at == plan.loop(v.loop()).at[v.as<ResultOfLoop>().result], v,
+             "its loop result has another sharding");
     }
   }
 };
@@ -467,9 +463,9 @@ struct DeviceCheck {
     auto have = [&](int k) -> auto& { return plan.version(v.in[std::size_t(k)]); };
     const auto first = start(v, axis),
                size = find(*created[std::size_t(&v - plan.versions.data())], axis)->size;
-    if (v.kind == Version::Kind::reshard)
+    if (v.is<Reshard>())
       return {{created[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
-    for (auto& p : v.copy_boxes) {
+    for (auto& p : v.boxes()) {
       auto begin = std::max(first, p.to), end = std::min(first + size, p.to + p.size);
       if (begin >= end) continue;
       bool received = v.communicates() && !p.at.mesh_axes(p.axis).empty();
@@ -518,7 +514,7 @@ struct DeviceCheck {
   }
   // Checks a regroup without communication: it retains the positions of its block.
   void regrouped(const Version& v) const {
-    auto& p = v.copy_boxes[0];
+    auto& p = v.boxes()[0];
     auto* n = created[std::size_t(&v - plan.versions.data())].get();
     auto* had = created[std::size_t(v.in[0])].get();
     while (!find(*n, p.axis)) {   // before it is split into parts
@@ -563,10 +559,10 @@ struct DeviceCheck {
   // blocks and slices of iterations, which have offsets of their own.
   void computed(const Version& v, const NodePtr& mine) const {
     auto& n = node(v);
-    if (v.kind != Version::Kind::compute || n.op->on_block || v.local_iterations) return;
+    if (!v.is<Compute>() || n.op->on_block || v.as<Compute>().local_iterations) return;
     Nodes in;
     for (int k : v.in) {
-      if (k >= 0 && plan.version(k).ring >= 0) return;
+      if (k >= 0 && plan.version(k).ring() >= 0) return;
       in.push_back(k < 0 ? nullptr : created[std::size_t(k)]);
     }
     auto should = prim::rebuilt(n, in, local_axes(n.axes, v.at, graph.mesh, device));
@@ -578,13 +574,13 @@ struct DeviceCheck {
   }
   // Checks that a collective has the operand, the mesh axes and the monoid of the plan.
   void called(const Version& v, const NodePtr& mine) const {
-    if (v.kind != Version::Kind::reshard || !v.communicates()) return;
+    if (!v.is<Reshard>() || !v.communicates()) return;
     bool call = mine->op == &kResult && mine->in[0]->op == &kCollective;
     must(call, v, [] { return "it is in no collective"; });
     auto& w = collective_spec_of(*mine->in[0]);
     MeshAxes over;
     for (int x : w.collective.over) over.push_back(x);
-    must(over == v.reshard_step.over && w.collective.ranks == ranks(graph.mesh, over), v,
+    must(over == v.step().over && w.collective.ranks == ranks(graph.mesh, over), v,
          [] { return "its collective has other devices"; });
     using Kind = ReshardStep::Kind;
     using CollectiveKind = program::CollectiveKind;
@@ -593,15 +589,15 @@ struct DeviceCheck {
         {Kind::all_gather, CollectiveKind::all_gather},
         {Kind::reduce_scatter, CollectiveKind::reduce_scatter},
         {Kind::exchange, CollectiveKind::exchange}};
-    must(w.collective.kind == wires.at(v.reshard_step.kind), v,
+    must(w.collective.kind == wires.at(v.step().kind), v,
          [] { return "its collective has another kind"; });
     for (auto& [x, monoid] : plan.version(v.in[0]).at.partial)
-      must(!v.sums() || !v.reshard_step.over.has(x) || w.collective.monoid == monoid, v,
+      must(!v.sums() || !v.step().over.has(x) || w.collective.monoid == monoid, v,
            [] { return "its collective reduces by another monoid"; });
     if (w.collective.kind == CollectiveKind::exchange)
       return;  // one entry per array; the checks of steps cover it
     auto k = result_number(*mine);
-    must(w.along[k] == v.reshard_step.axis, v, [] { return "its collective has another axis"; });
+    must(w.along[k] == v.step().axis, v, [] { return "its collective has another axis"; });
     auto* sent = mine->in[0]->in[k].get();
     while (sent->op == &prim::kBarrier && sent != created[std::size_t(v.in[0])].get())
       sent = sent->in[0].get();
@@ -611,8 +607,7 @@ struct DeviceCheck {
   // Checks that the first device along each new partial mesh axis holds the value, and that all
   // others hold the identity.
   void pended(const Version& v, const NodePtr& mine) const {
-    if (v.kind != Version::Kind::reshard || v.reshard_step.kind != ReshardStep::Kind::make_partial)
-      return;
+    if (!v.is<Reshard>() || v.step().kind != ReshardStep::Kind::make_partial) return;
     auto& x = created[std::size_t(v.in[0])];
     bool first = true;
     for (auto& [m, how] : v.at.partial)
@@ -626,7 +621,7 @@ struct DeviceCheck {
   void run() const {
     for (std::size_t k = 0; k < created.size(); ++k) {
       auto& v = plan.versions[k];
-      if (!created[k] || v.kind == Version::Kind::loop) continue;
+      if (!created[k] || v.is<RunLoop>()) continue;
       auto axes = local_axes(node(v).axes, v.at, graph.mesh, device);
       must(same_set(created[k]->axes, axes), v, [&] {
         return "it is " + to_string(created[k]->axes) + ", but its block is " + to_string(axes);
@@ -636,13 +631,12 @@ struct DeviceCheck {
       computed(v, created[k]);
       called(v, created[k]);
       pended(v, created[k]);
-      if (v.kind == Version::Kind::reshard && v.reshard_step.kind == ReshardStep::Kind::slice)
+      if (v.is<Reshard>() && v.step().kind == ReshardStep::Kind::slice)
         for (auto& a : axes)
           if (v.at.mesh_axes(a.name) != plan.version(v.in[0]).at.mesh_axes(a.name) && a.size > 0)
             moved(v, a.name);
-      if (v.kind == Version::Kind::shift && axis_size(axes) > 0) moved(v, v.reshard_step.axis);
-      if (v.kind == Version::Kind::regroup && !v.communicates() && axis_size(axes) > 0)
-        regrouped(v);
+      if (v.is<Shift>() && axis_size(axes) > 0) moved(v, v.step().axis);
+      if (v.is<Regroup>() && !v.communicates() && axis_size(axes) > 0) regrouped(v);
     }
   }
 };

@@ -87,9 +87,9 @@ bool GatherReasons::for_part(const Version& v) const {
   auto& cause = node(v.cause);
   if (!rules::picks(cause) || node(v.node).bytes() >= cause.in[0]->bytes()) return false;
   auto stays_sharded = [&](const Version& pick) {
-    if (!pick.live || pick.node != v.cause || pick.kind != Version::Kind::compute) return false;
+    if (!pick.live || pick.node != v.cause || !pick.is<Compute>()) return false;
     auto& table = plan_.version(pick.in[0]).at;
-    return std::all_of(v.reshard_step.over.begin(), v.reshard_step.over.end(),
+    return std::all_of(v.step().over.begin(), v.step().over.end(),
                        [&](int x) { return table.uses(x); });
   };
   return std::any_of(plan_.versions.begin(), plan_.versions.end(), stays_sharded) &&
@@ -97,12 +97,11 @@ bool GatherReasons::for_part(const Version& v) const {
 }
 bool GatherReasons::by_parameter(const Version& v, const Node& cause) const {
   if (!of_parameters_[std::size_t(v.node)] || !cause.origin.mapping) return false;
-  auto* shared = cause.origin.mapping->find(v.reshard_step.axis);
-  return !shared ||
-         std::none_of(v.reshard_step.over.begin(), v.reshard_step.over.end(), [&](int x) {
-           return std::find(shared->begin(), shared->end(),
-                            graph_.mesh.axes()[std::size_t(x)].first) != shared->end();
-         });
+  auto* shared = cause.origin.mapping->find(v.step().axis);
+  return !shared || std::none_of(v.step().over.begin(), v.step().over.end(), [&](int x) {
+    return std::find(shared->begin(), shared->end(), graph_.mesh.axes()[std::size_t(x)].first) !=
+           shared->end();
+  });
 }
 // Returns true if the reader is a view that is a result of the function. The sharding of the result
 // then causes the gather.
@@ -111,7 +110,7 @@ bool GatherReasons::by_view(const Version& v) const {
   int n = graph_.find(&op);
   return (rules::is_free_to_recompute(op) || rules::regroups(op)) &&
          std::count(graph_.roots.begin(), graph_.roots.end(), n) > 0 &&
-         std::none_of(v.reshard_step.over.begin(), v.reshard_step.over.end(),
+         std::none_of(v.step().over.begin(), v.step().over.end(),
                       [&](int x) { return graph_.at(n).preferred.uses(x); });
 }
 // A gather has one of these reasons:
@@ -127,8 +126,8 @@ GatherReason GatherReasons::reason(const Version& v) const {
   auto& cause = graph_.user_op(v.cause);
   if (cause.op == &prim::kShardingConstraint) return GatherReason::constraint;
   auto reduced = [&](const Version& other) {
-    return other.live && other.reshard_step.kind == ReshardStep::Kind::reduce_scatter &&
-           other.reshard_step.over == v.reshard_step.over &&
+    return other.live && other.step().kind == ReshardStep::Kind::reduce_scatter &&
+           other.step().over == v.step().over &&
            is_cotangent_of(cause, graph_.user_op(other.node), node(v.node)) &&
            !is_computed_from(graph_.ptr(other.node), node(v.node));
   };

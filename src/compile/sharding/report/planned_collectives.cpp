@@ -23,7 +23,7 @@ struct CollectiveLister {
 
   const Node& node(int n) const { return graph.node(n); }
   CommunicatedArray moved(const Version& s) const {
-    int n = s.kind == Version::Kind::ring_receive ? plan.version(s.in[0]).node : s.node;
+    int n = s.is<RingReceive>() ? plan.version(s.in[0]).node : s.node;
     auto& me = node(n);
     using What = CommunicatedArray::What;
     if (auto* a = graph.input(n); a && a->origin.module)
@@ -101,10 +101,10 @@ struct CollectiveLister {
            parameter != arguments.end() && same_names(n.axes, parameter->second->axes);
   }
   PlannedCollective::Kind kind_of(const Version& s) const {
-    if (s.ring >= 0 || s.kind == Version::Kind::ring_receive) return PlannedCollective::Kind::ring;
-    if (s.kind == Version::Kind::ring_return) return PlannedCollective::Kind::reduce_scatter;
-    if (s.kind == Version::Kind::shift) return PlannedCollective::Kind::permute;
-    switch (s.reshard_step.kind) {
+    if (s.ring() >= 0 || s.is<RingReceive>()) return PlannedCollective::Kind::ring;
+    if (s.is<RingReturn>()) return PlannedCollective::Kind::reduce_scatter;
+    if (s.is<Shift>()) return PlannedCollective::Kind::permute;
+    switch (s.step().kind) {
       case ReshardStep::Kind::reduce_scatter:
         return PlannedCollective::Kind::reduce_scatter;
       case ReshardStep::Kind::all_reduce:
@@ -116,16 +116,16 @@ struct CollectiveLister {
     }
   }
   void add(const Version& s) {
-    const int others = ranks(graph.mesh, s.reshard_step.over) - 1;
+    const int others = ranks(graph.mesh, s.step().over) - 1;
     // A device does not send its own block.
-    double times = s.ring >= 0 ? others : s.in_ring_loop() ? double(others) / (others + 1) : 1;
-    PlannedCollective m{.kind = kind_of(s), .over = s.reshard_step.over, .arrays = {moved(s)}};
+    double times = s.ring() >= 0 ? others : s.in_ring_loop() ? double(others) / (others + 1) : 1;
+    PlannedCollective m{.kind = kind_of(s), .over = s.step().over, .arrays = {moved(s)}};
     if (s.cause >= 0) m.cause = user_op_name(graph.user_op(s.cause));
     m.origin = graph.user_op(s.cause < 0 ? s.node : s.cause).origin;
     if (!m.origin.module) m.origin.module = module_of(s.node);
     if (m.gathers()) m.reason = s.in_ring_loop() ? GatherReason::blocks : gather_reasons.reason(s);
     m.at_most = s.in_ring_loop() && may_skip(plan, graph, s.body);
-    m.bytes = s.reshard_step.bytes / times;
+    m.bytes = s.step().bytes / times;
     m.iterations = plan.body(s.body).iterations * times;
     for (int r = s.body; r > 0; r = plan.body(r).parent) {
       auto& l = loop_of(node(plan.loop(plan.body(r).loop).node));

@@ -36,15 +36,13 @@ struct PlanPrinter {
   void line(int k, const std::string& indent) {
     auto& s = plan.version(k);
     auto& n = graph.node(s.node);
-    auto* kind = s.kind == Version::Kind::reshard ? kReshardNames[int(s.reshard_step.kind)]
-                                                  : kKinds[int(s.kind)];
+    auto* kind = s.is<Reshard>() ? kReshardNames[int(s.step().kind)] : kKinds[s.kind.index()];
     text += indent + "#" + std::to_string(k) + " " + kind;
     text += " " + op(s.node) + " " + std::string(name_of(n.dtype)) + to_string(n.axes) + at(s);
     for (int x : s.in) text += x < 0 ? " -" : " #" + std::to_string(x);
-    if (s.reshard_step.bytes > 0)
-      text += "  " + std::to_string(std::int64_t(s.reshard_step.bytes)) + " bytes";
+    if (s.step().bytes > 0) text += "  " + std::to_string(std::int64_t(s.step().bytes)) + " bytes";
     if (s.bucket > 0) text += "  bucket " + std::to_string(s.bucket);
-    if (s.ring >= 0) text += "  block by block into #" + std::to_string(s.ring);
+    if (s.ring() >= 0) text += "  block by block into #" + std::to_string(s.ring());
     auto& cause = graph.user_op(s.communicates() && s.cause >= 0 ? s.cause : s.node);
     if (s.communicates()) {
       text += std::string("  for ") + (s.cause < 0 ? "a result" : user_op_name(cause));
