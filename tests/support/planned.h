@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "compile/sharding/passes.h"
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
 #include "ops/prim.h"

@@ -21,7 +21,7 @@ enum class Choice : std::uint8_t {
   // uses no all-to-all.
   gather,
   preferred,  // the preferred sharding of the result has priority
-  usual,      // the default order, see PlanQueries::work_of
+  usual,      // the default order, see OpShardings::work_of
   operand,    // the sharding of an operand has priority
 };
 struct OpChoice {

@@ -2,6 +2,7 @@
 #include "compile/sharding/partition.h"
 
 #include "base/where.h"
+#include "compile/sharding/passes.h"
 #include "compile/sharding/planner.h"
 #include "compile/sharding/report/gather_reasons.h"
 

@@ -14,7 +14,8 @@
 
 #include "compile/analysis/masks.h"
 #include "ops/attr.h"
-#include "compile/sharding/planner.h"
+#include "compile/sharding/loop_planner.h"
+#include "compile/sharding/passes.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -44,7 +45,7 @@ bool may_skip(const Plan& plan, const GlobalGraph& graph, int body) {
   bool masked = false;
   return sends_nothing_else(plan, graph, body, body, masked) && masked;
 }
-MeshAxes PlanQueries::ring_axes_of(int n) const {
+MeshAxes LoopShardings::ring_axes_of(int n) const {
   auto& l = loop_of(node(n));
   if (!options_.ring_attention || !l.any_order || l.index.size() != 1 || l.drop) return {};
   auto chunk = prim::index_chunk(*l.index[0]);
@@ -62,36 +63,36 @@ MeshAxes PlanQueries::ring_axes_of(int n) const {
   }
   const int count = ranks(mesh_, over);
   bool busy = over.overlaps(blocked_axes(node(n)));
-  for (auto& o : open_bodies_) busy |= over.overlaps(o.ring_axes);
+  for (auto& o : state_.open_bodies) busy |= over.overlaps(o.ring_axes);
   bool fits =
       over.size() == 1 && count > 1 && count <= kMaxRingSteps && l.axis.size == chunk * count;
   return fits && !busy && shares_work(n, l.axis.name, over) ? over : MeshAxes();
 }
 // If the node is the block that an iteration of a ring loop reads from a sharded array, adds a
 // version that receives it from another device and returns true.
-bool Planner::plan_ring_receive(int n) {
+bool LoopPlanner::plan_ring_receive(int n) {
   auto& me = node(n);
-  for (auto& o : open_bodies_) {
+  for (auto& o : state_.open_bodies) {
     auto& l = loop_of(node(o.loop));
     if (o.ring_axes.empty() || !is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0))
       continue;
     auto axis = SliceAttr::of(me).axis;
     auto source = sharding_of(operand(n, 0)).without_partial();
-    bool in_loop_inside = &o != &open_bodies_.back();
+    bool in_loop_inside = &o != &state_.open_bodies.back();
     if (in_loop_inside || !(source.mesh_axes(axis) == o.ring_axes)) return false;
     auto at = source.on(me.axes);
     at.set(axis, {});
     const double others = 1 - 1. / ranks(mesh_, o.ring_axes);
     const ReshardStep step{
         .to = at, .over = o.ring_axes, .axis = axis, .bytes = bytes(n, at) * others};
-    const int from = obtain(operand(n, 0), source);
-    add_computed(n, {.kind = RingReceive{step}, .node = n, .at = at, .in = {from}}, 0);
+    const int from = versions_.obtain(operand(n, 0), source);
+    add_computed({.kind = RingReceive{step}, .node = n, .at = at, .in = {from}});
     return true;
   }
   return false;
 }
 // Adds a version that returns the partial sum of an iteration to the device that stores the block.
-int Planner::add_ring_return(const LoopAttempt& a, int n, const Sharding& at) {
+int LoopPlanner::add_ring_return(const LoopAttempt& a, int n, const Sharding& at) {
   auto scattered = at;
   scattered.resolve(a.plan.ring_axes[0]);
   const double others = 1 - 1. / ranks(mesh_, a.plan.ring_axes);
@@ -99,25 +100,26 @@ int Planner::add_ring_return(const LoopAttempt& a, int n, const Sharding& at) {
                          .over = a.plan.ring_axes,
                          .axis = a.l.axis.name,
                          .bytes = bytes(n, scattered) * others};
-  return add({.kind = RingReturn{step}, .node = n, .at = scattered, .in = {obtain(n, at)}});
+  return add(
+      {.kind = RingReturn{step}, .node = n, .at = scattered, .in = {versions_.obtain(n, at)}});
 }
 // Returns true if the loop cannot be a ring loop after all: it contains another collective along
 // the mesh axis, or a replicated result depends on the order of iterations by rounding.
-bool Planner::breaks_ring(const LoopAttempt& a) const {
+bool LoopPlanner::breaks_ring(const LoopAttempt& a) const {
   if (a.plan.ring_axes.empty()) return false;
   const int x = a.plan.ring_axes[0];
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {
     auto& r = a.l.results[k];
-    auto& v = draft_.plan.version(a.plan.value[k][0]);
+    auto& v = plan().version(a.plan.value[k][0]);
     bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min ||
                                           !is_float(node(v.node).dtype));
     bool own = r.fold != Fold::stack && (v.at.uses(x) || v.at.is_partial(x));
     if (!v.is<RingReturn>() && !own && !exact) return true;
   }
   // the body of the loop, and the bodies of inner loops
-  for (auto body = std::size_t(a.plan.bodies[0]); body < draft_.plan.bodies.size(); ++body)
-    for (int k : draft_.plan.bodies[body].versions)
-      if (auto& v = draft_.plan.version(k);
+  for (auto body = std::size_t(a.plan.bodies[0]); body < plan().bodies.size(); ++body)
+    for (int k : plan().bodies[body].versions)
+      if (auto& v = plan().version(k);
           v.communicates() && !v.in_ring_loop() && v.step().over.has(x))
         return true;
   return false;

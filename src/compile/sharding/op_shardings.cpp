@@ -1,12 +1,13 @@
 // Chooses the sharding of the iteration space of each op: from the shardings of its operands, from
 // the mapping and from the preferred sharding of its result. Mesh axes of an axis that the op
 // requires in full move to another axis.
+#include "compile/sharding/op_shardings.h"
+
 #include <algorithm>
 
 #include "ops/attr.h"
 #include "ops/blockwise.h"
 #include "ops/prim.h"
-#include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -25,7 +26,7 @@ bool shards_better(const Axis& a, const Axis& b, std::int64_t blocks) {
 
 // Shards axis a of the iteration space in addition to `work`, if a and the mesh axes are free and
 // the rules allow it.
-void PlanQueries::shard_axis(const Node& n, Sharding& work, Name a,
+void OpShardings::shard_axis(const Node& n, Sharding& work, Name a,
                              const MeshAxes& mesh_axes) const {
   if (mesh_axes.empty() || !work.mesh_axes(a).empty() || mesh_axes.overlaps(blocked_axes(n)))
     return;
@@ -46,7 +47,7 @@ void PlanQueries::shard_axis(const Node& n, Sharding& work, Name a,
 //
 // For example, given x[batch, embed] with batch on `data`, w[embed, hidden] with hidden on `model`,
 // and dot(x, w, "embed"), returns batch on `data`, hidden on `model`.
-Sharding PlanQueries::work_of(int n, OpChoice choice) const {
+Sharding OpShardings::work_of(int n, OpChoice choice) const {
   auto& me = node(n);
   Sharding work;
   auto after = [&](std::size_t k) {
@@ -95,8 +96,8 @@ Sharding PlanQueries::work_of(int n, OpChoice choice) const {
 // Returns whether operand k, which is partial along mesh axis x, may stay partial through this op
 // and be reduced later. The op must commute with the reduction. For example, given partial y and
 // replicated z, y * z may stay partial, but y * y and exp(y) may not.
-PlanQueries::PartialThrough PlanQueries::partial_through(int n, std::size_t k, int x, Monoid m,
-                                                         const Sharding& work) const {
+PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid m,
+                                            const Sharding& work) const {
   auto& me = node(n);
   int of = operand(n, k);
   auto how = linear_in(me, k);
@@ -122,7 +123,7 @@ PlanQueries::PartialThrough PlanQueries::partial_through(int n, std::size_t k, i
 // Returns the axis along which a sum that is partial along mesh axis x should be reduce-scattered,
 // and the mesh axes that shard it. It is an axis that the preferred sharding, or else a reader,
 // shards along x. Empty: the sum is all-reduced.
-std::pair<Name, MeshAxes> PlanQueries::scatter_target(int n, int x) const {
+std::pair<Name, MeshAxes> OpShardings::scatter_target(int n, int x) const {
   for (auto& [name, mesh_axes] : preferred(n).dims)
     if (mesh_axes.has(x)) return {name, mesh_axes};
   // A sum in a wider dtype is scattered like the 16-bit sum that it replaces.
@@ -141,11 +142,23 @@ std::pair<Name, MeshAxes> PlanQueries::scatter_target(int n, int x) const {
   }
   return {};
 }
-
+Sharding OpShardings::reduced_sharding(int n) const {
+  auto at = sharding_of(n);
+  if (is_open(n)) return preferred(n).on(node(n).axes).without_partial();
+  auto pending = at.partial;
+  at.partial.clear();
+  for (auto [x, m] : pending) {
+    auto [name, mesh_axes] = scatter_target(n, x);
+    bool taken = !name || !has(node(n).axes, name) || !at.mesh_axes(name).empty();
+    for (int y : mesh_axes) taken |= at.uses(y);
+    if (!taken) at.set(name, mesh_axes);
+  }
+  return at;
+}
 // Returns the alternative sharding of the iteration space that applies `choice` first. Returns
 // nothing if it equals the usual sharding, or if it would save bytes at too high a price: if fewer
 // devices share the work, or if a weight is gathered along an axis that the mapping shards.
-std::optional<Sharding> PlanQueries::alternative_work(int n, const Sharding& usual,
+std::optional<Sharding> OpShardings::alternative_work(int n, const Sharding& usual,
                                                       OpChoice choice) const {
   auto& me = node(n);
   auto& in = graph_.at(n).in;
@@ -172,11 +185,12 @@ std::optional<Sharding> PlanQueries::alternative_work(int n, const Sharding& usu
 // axis of the iteration space. The operand then needs an all-to-all rather than an all-gather. For
 // example, given a sort along k of x[q, k] with k sharded, shards q instead. Small operands are
 // gathered unless `choice` is Choice::move_axes.
-void PlanQueries::move_mesh_axes(int n, Sharding& work, OpChoice choice) const {
+void OpShardings::move_mesh_axes(int n, Sharding& work, OpChoice choice) const {
   auto& me = node(n);
   if (rules::regroups(me)) return;
   for (std::size_t k = 0; k < me.in.size(); ++k) {
-    if (!me.in[k] || (double(me.in[k]->bytes()) <= kNegligibleBytes && choice != Choice::move_axes))
+    if (!me.in[k] ||
+        (double(me.in[k]->bytes()) <= prim::kNegligibleBytes && choice != Choice::move_axes))
       continue;
     Sharding left;
     rules::work_sharding(me, k, sharding_of(operand(n, k)), mesh_, &left);
@@ -197,9 +211,9 @@ void PlanQueries::move_mesh_axes(int n, Sharding& work, OpChoice choice) const {
 // axis of the rows. Each device then looks up all ids, in its part of every row. For example, given
 // take(table[vocab, embed], "vocab", ids[pos]) with vocab and pos sharded along one mesh axis,
 // shards embed instead.
-void PlanQueries::shard_rows(int n, Sharding& work) const {
+void OpShardings::shard_rows(int n, Sharding& work) const {
   auto& me = node(n);
-  if (!rules::picks(me) || double(me.in[0]->bytes()) <= kNegligibleBytes) return;
+  if (!rules::picks(me) || double(me.in[0]->bytes()) <= prim::kNegligibleBytes) return;
   auto is_of_rows = [&](Name a) {
     return has(me.in[0]->axes, a) && has(me.axes, a) && along(me, 0, a).way == Along::Way::map;
   };
@@ -215,21 +229,22 @@ void PlanQueries::shard_rows(int n, Sharding& work) const {
 }
 
 // ---- axes that an op requires in full, and positions that move ----
+// ---- axes that an op requires in full, and positions that move ----
 // Returns the number of blocks of an axis that the op requires in full, as its operand is sharded.
 // 0: there is one block, or a block has at most `least` positions.
-int PlanQueries::blocks_along(const Node& op, Name axis, std::int64_t least) const {
+int OpShardings::blocks_along(const Node& op, Name axis, std::int64_t least) const {
   int x = operand(graph_.find(&op), 0), blocks = ranks(mesh_, sharding_of(x).mesh_axes(axis));
   return blocks < 2 || (haliax::find(node(x), axis)->size + blocks - 1) / blocks <= least ? 0
                                                                                           : blocks;
 }
 // Returns true if the op runs block by block along the axis.
-bool PlanQueries::runs_by_blocks(const Node& op, Name axis, std::int64_t least) const {
+bool OpShardings::runs_by_blocks(const Node& op, Name axis, std::int64_t least) const {
   int n = graph_.find(&op);
   return !is_chosen(n, Choice::gather) && !is_chosen(n, Choice::move_axes) &&
          blocks_along(op, axis, least) > 0;
 }
 // Returns true for a top-k that first selects candidates in each block.
-bool PlanQueries::selects_by_blocks(const Node& n) const {
+bool OpShardings::selects_by_blocks(const Node& n) const {
   return prim::is_top_k(n) &&
          runs_by_blocks(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size);
 }
@@ -239,7 +254,7 @@ bool PlanQueries::selects_by_blocks(const Node& n) const {
 //   block.
 // - A top-k that is only read by gathers at its positions. It runs with the gathers.
 // - A slice that is only read by concatenations along its axis. Its positions move once.
-int PlanQueries::deferral_source(int n) const {
+int OpShardings::deferral_source(int n) const {
   if (is_planned(n)) return -1;
   auto& me = node(n);
   auto all_users = [&](auto is) {
@@ -259,10 +274,10 @@ int PlanQueries::deferral_source(int n) const {
   };
   return axis && all_users(joins) ? operand(n, 0) : -1;
 }
-bool PlanQueries::is_deferred_slice(int x) const {
+bool OpShardings::is_deferred_slice(int x) const {
   return x >= 0 && !is_planned(x) && node(x).op->kind == Kind::view && rules::shifted(node(x));
 }
-bool PlanQueries::is_deferred(int n) const {
+bool OpShardings::is_deferred(int n) const {
   auto& me = node(n);
   if (prim::is_top_k(me)) return selects_by_blocks(me);
   if (auto axis = rules::shifted(me)) return !sharding_of(operand(n, 0)).mesh_axes(axis).empty();

@@ -1,73 +1,18 @@
-// Plans ops along a sharded axis: ops that require the full axis, and ops that move positions.
+// Plans ops that move positions along a sharded axis.
+#include "compile/sharding/move_planner.h"
+
 #include <algorithm>
 
 #include "ops/attr.h"
-#include "ops/blockwise.h"
 #include "ops/prim.h"
-#include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
-
-// Returns the op as an expansion over blocks of a sharded axis that it requires in full. For
-// example, top-k of a sharded axis is the top-k of the candidates from each block. Null: the op
-// runs on the full axis.
-NodePtr Planner::expansion(int n) {
-  auto& me = node(n);
-  if (!me.op->blockwise) return nullptr;
-  auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
-    int blocks = blocks_along(op, axis, least);
-    auto created =
-        runs_by_blocks(op, axis, least) ? prim::blockwise(ptr(n), axis, blocks) : nullptr;
-    if (created && !prim::sends_least_blockwise(op))
-      for (auto choice : {Choice::gather, Choice::move_axes})
-        add_alternative(graph_.find(&op), choice);
-    return created;
-  };
-  auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
-  if (prim::is_top_k(top))
-    return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
-  for (auto& a : me.in[0]->axes)
-    if (along(me, 0, a.name).way == Along::Way::full)
-      if (auto created = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name)))
-        return created;
-  // The op requires an axis in full that its operand lacks, or whose operand is generated locally.
-  for (auto& [axis, mesh_axes] : preferred(n).dims)
-    if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) &&
-        along(me, kResultSide, axis).way == Along::Way::full)
-      if (auto created = prim::blockwise(ptr(n), axis, ranks(mesh_, mesh_axes))) return created;
-  return nullptr;
-}
-
-// x is computed elementwise from a base value. Reshards the base instead of x, and recomputes x, if
-// other ops read the base too and its resharding is no more expensive. The other readers then need
-// no communication of their own.
-void Planner::reshard_base(int x, const Sharding& need) {
-  auto read_as_it_is = [&](const Node& n) {
-    auto& u = users(graph_.find(&n));
-    return std::any_of(u.begin(), u.end(),
-                       [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
-  };
-  int base = graph_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
-  if (base < 0 || base == x || replacement(base) >= 0 || body_of(base) != body_of(x)) return;
-  if (!users(base).empty() && !read_as_it_is(node(base))) return;
-  if (cheapest_source(x, need).cost == 0 ||
-      cheapest_source(base, need).cost > cheapest_source(x, need).cost)
-    return;
-  recompute_from(x, base, need);
-}
-void Planner::recompute_from(int n, int base, const Sharding& need) {
-  if (n == base || generated(n)) return;
-  for (int v : versions(n))
-    if (version(v).at == need) return;
-  for (int x : graph_.at(n).in) recompute_from(x, base, need);
-  compute_version(n, need);
-}
 
 // Plans an op that moves positions along a sharded axis: each device receives the positions that
 // its block lacks. For example, given a roll by 1 of 8 positions on 2 devices, device 0 receives
 // position 7 and device 1 receives position 3. A slice that only this op reads is not materialized:
 // the op reads the operand of the slice.
-void Planner::shift(int n, const Sharding& work) {
+void MovePlanner::shift(int n, const Sharding& work) {
   auto& me = node(n);
   const auto in = graph_.at(n).in;  // a copy, since the graph may grow
   Name axis = rules::shifted(me);
@@ -76,7 +21,7 @@ void Planner::shift(int n, const Sharding& work) {
   std::vector<CopyBox> moving;
   std::int64_t done_to = 0;
   auto read = [&](int x, AxisSegment r) {
-    if (is_deferred_slice(x)) {
+    if (shardings_.is_deferred_slice(x)) {
       auto below = node(x).op->segments(node(x))[0];
       r.from = below.from + r.from * below.step;
       r.step *= below.step;
@@ -93,7 +38,7 @@ void Planner::shift(int n, const Sharding& work) {
     }
     Axes axes;  // in the order of the result axes
     for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
-    s.in.push_back(obtain(x, need));
+    s.in.push_back(versions_.obtain(x, need));
     kind.boxes.push_back({int(s.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
     if (!need.mesh_axes(axis).empty()) moving.push_back(kind.boxes.back());
     done_to = r.to + r.size;
@@ -116,14 +61,14 @@ void Planner::shift(int n, const Sharding& work) {
   kind.step = {ReshardStep::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
                exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
   s.kind = std::move(kind);
-  add_computed(n, std::move(s), local_size(me.axes, work, mesh_));
+  add_computed(std::move(s), local_size(me.axes, work, mesh_));
 }
 
 // Plans an op that splits an axis into parts, or flattens parts into one axis, if the blocks before
 // and after do not match. Each device receives the elements that its block lacks. Returns false if
 // the blocks match or the op is of another kind. For example, given parts [a=3, b=4] with b sharded
 // over 2 devices, device 0 holds the flat positions 0, 1, 4, 5, 8, 9 but needs 0 to 5.
-bool Planner::regroup(int n, const Sharding& work, const Sharding& partial) {
+bool MovePlanner::regroup(int n, const Sharding& work, const Sharding& partial) {
   auto& me = node(n);
   if (!rules::regroups(me) || is_chosen(n, Choice::gather)) return false;
   bool flattens = rules::flattens(me);
@@ -170,14 +115,14 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& partial) {
   Version s{.node = n, .at = rules::result_sharding(me, work)};
   for (auto& [name, mesh_axes] : target.dims) s.at.set(name, mesh_axes);
   need.partial = s.at.partial = partial.partial;
-  s.in = {obtain(x, need)};
+  s.in = {versions_.obtain(x, need)};
   CopyBox p{.axes = long_form.axes, .at = need, .axis = flat};
   (flattens ? p.source_layout : p.result_layout) = layout(flattens ? need : s.at);
   const std::vector boxes{p};
   const ReshardStep step{ReshardStep::Kind::exchange, s.at, exchange_over(boxes, p.axes, s.at),
                          flat, exchange_bytes(boxes, p.axes, s.at, bytes_of(me.dtype), mesh_)};
   s.kind = Regroup{{step, boxes}};
-  add_computed(n, std::move(s), 0);  // a view computes nothing
+  add_computed(std::move(s));  // a view computes nothing
   return true;
 }
 

@@ -1,0 +1,49 @@
+// The cost of a version that the plan lacks.
+#include "compile/sharding/cost.h"
+
+#include "ops/attr.h"
+#include "ops/prim.h"
+
+namespace haliax::partitioning {
+
+// n is the slice of an array that an iteration reads. Returns true if the array is a weight that is
+// gathered in full before the loop.
+bool Cost::is_gathered_before_loop(int n) const {
+  return graph_.at(operand(n, 0)).of_inputs && !options_.regather;
+}
+Cost::Candidate Cost::cheapest_source(int n, const Sharding& need, int depth) const {
+  if (replacement(n) >= 0) return cheapest_source(replacement(n), need, depth);
+  if (is_open(n)) return {};
+  Candidate best;
+  const auto iterations = iterations_of(n);
+  for (int v : versions(n)) {
+    auto steps = reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need);
+    double cost = 0;
+    for (auto& step : steps) cost += step.bytes * iterations;
+    if (best.version < 0 || cost < best.cost || (cost == best.cost && steps.size() < best.steps))
+      best = {cost, v, false, steps.size()};
+  }
+  if (best.version >= 0 && best.cost == 0) return best;
+  auto& me = node(n);
+  // A barrier delays the rematerialization of its operand and does not change the value. If the
+  // operand is a weight, the weight is reused if it is available anyway: it stays resident, or it
+  // is gathered before the loop.
+  bool resident = me.op == &prim::kBarrier && graph_.is_weight(n) &&
+                  (!options_.regather || body_of(n) != body_of(operand(n, 0)));
+  bool view = resident || rules::is_free_to_recompute(me) ||
+              (me.op->kind == Kind::view && need.mesh_axes(rules::shifted(me)).empty());
+  if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
+  for (auto& [name, mesh_axes] : need.dims)
+    if (!rules::may_shard(me, name, mesh_axes, need, mesh_)) return best;
+  double cost = 0;
+  for (std::size_t k = 0; k < me.in.size(); ++k)
+    if (!is_order_only(me, k))
+      cost += cheapest_source(operand(n, k), operand_sharding(n, k, need), depth + 1).cost;
+  bool sliced = is_dynamic_slice(me) && body_of(n) != body_of(operand(n, 0));
+  bool ahead = sliced && is_gathered_before_loop(n);
+  if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
+    if (!sliced || ahead || cost == 0 || best.version < 0) return {cost, -1, true, 0};
+  return best;
+}
+
+}  // namespace haliax::partitioning

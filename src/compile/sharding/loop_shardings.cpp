@@ -1,0 +1,124 @@
+// Chooses the shardings of loops: the mesh axes that share its iterations, or around which its
+// blocks rotate, and the shardings of its results.
+#include "compile/sharding/loop_shardings.h"
+
+#include <algorithm>
+
+#include "ops/attr.h"
+#include "ops/prim.h"
+
+namespace haliax::partitioning {
+
+// Returns true if the body only adds to this carry. Its addends may then stay partial until the
+// loop ends.
+bool LoopShardings::accumulates(int loop, std::size_t k, std::size_t body) const {
+  auto& r = loop_of(node(loop)).results[k];
+  auto& level = graph_.level(loop, body);
+  int at = graph_.find(r.carry.get()), value = graph_.id(r.value[body]);
+  while (at >= 0 && at != value) {
+    auto u = level.users.find(at);
+    if (u == level.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
+    at = u->second[0];
+    auto& op = *node(at).op;
+    if (op.linear != Linear::all &&
+        !(op.linear == Linear::moves && rules::is_free_to_recompute(node(at))))
+      return false;
+  }
+  if (at != value) return false;
+  auto u = level.users.find(value);
+  return u == level.users.end() || u->second.size() == 1;
+}
+// Returns true if a sharding constraint in the loop shards another axis than the tiled one along
+// these mesh axes, so that the devices share the work of each iteration.
+bool LoopShardings::shares_work(int loop, Name tiled, const MeshAxes& devices) const {
+  const auto inside = graph_.level(loop, 0).order;
+  return !devices.empty() && std::any_of(inside.begin(), inside.end(), [&](int s) {
+    if (node(s).op == &kLoop) return shares_work(s, tiled, devices);
+    if (node(s).op != &prim::kShardingConstraint) return false;
+    auto at = constraint(node(s), mesh_);
+    return std::any_of(at.dims.begin(), at.dims.end(),
+                       [&](auto& d) { return d.first != tiled && d.second.overlaps(devices); });
+  });
+}
+// Returns true if one of these nodes, or a node of an inner loop, reads more of x along the axis
+// than the slice of the current iteration.
+bool LoopShardings::reads_beyond_slice(const std::vector<int>& order, int x, Name axis,
+                                       const Node* index) const {
+  return std::any_of(order.begin(), order.end(), [&](int s) {
+    auto& in = graph_.at(s).in;
+    if (std::find(in.begin(), in.end(), x) == in.end()) return false;
+    auto& me = node(s);
+    if (me.op == &kLoop) {
+      const auto bodies = loop_of(me).index.size();
+      for (std::size_t b = 0; b < bodies; ++b)
+        if (reads_beyond_slice(graph_.level(s, b).order, x, axis, index)) return true;
+      return false;
+    }
+    auto part = slice_of(me);
+    if (!part) return true;
+    return part->axis == axis ? !is_slice_at(me, index) : reads_beyond_slice(order, s, axis, index);
+  });
+}
+// Returns the mesh axes whose devices share the iterations of the loop. A loop may tile an axis
+// that is sharded. If its iterations are independent, each device runs those of its own block. Sums
+// over iterations are then partial, and stacked results are sharded as the tiled arrays. For
+// example, given 8 chunks and 4 devices, each device runs 2 iterations.
+MeshAxes LoopShardings::iterations_shared_by(int n) const {
+  auto& l = loop_of(node(n));
+  if (l.index.size() != 1) return {};
+  for (std::size_t k = 0; k < l.results.size(); ++k)
+    if (l.results[k].carry && !accumulates(n, k, 0)) return {};
+  MeshAxes shared_by;
+  std::int64_t most = 0;
+  auto is_tile = [&](const Node& s) {
+    return is_slice_at(s, l.index[0].get()) && !varies_in(*s.in[0], l, 0);
+  };
+  const auto order = graph_.level(n, 0).order;
+  for (int s : order) {
+    auto& me = node(s);
+    if (!is_tile(me)) continue;
+    auto& tiled = *haliax::find(*me.in[0], SliceAttr::of(me).axis);
+    if (tiled.size != l.axis.size || SliceAttr::of(me).start != 0) return {};
+    auto mesh_axes = sharding_of(operand(s, 0)).mesh_axes(tiled.name);
+    if (!mesh_axes.empty() && me.in[0]->bytes() > most) {
+      shared_by = mesh_axes;
+      most = me.in[0]->bytes();
+    }
+  }
+  if (shares_work(n, l.axis.name, shared_by)) return {};
+  // Not if this requires an all-gather of a weight that the mapping shards.
+  for (int s : order)
+    for (int x : graph_.at(s).in) {
+      auto& mapping = node(s).origin.mapping;
+      if (x < 0 || !mapping || !graph_.at(x).of_inputs || varies_in(node(x), l, 0)) continue;
+      for (auto& [name, mesh_axes] : sharding_of(x).dims)
+        if (mesh_axes.overlaps(shared_by) && mapping->find(name) &&
+            reads_beyond_slice(order, x, name, l.index[0].get()))
+          return {};
+    }
+  auto blocks = ranks(mesh_, shared_by), chunk = int(prim::index_chunk(*l.index[0]));
+  bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;
+  return even && !shared_by.overlaps(blocked_axes(node(n))) ? shared_by : MeshAxes();
+}
+// Returns the sharding in which a loop accumulates or stacks the value of an iteration.
+//
+// - A reduction over iterations of values that are partial by the same monoid stays partial. It is
+//   reduced over devices once, after the loop.
+// - A stack uses a version without partial sums if there is one. Otherwise it stays partial, unless
+//   `regather` is set and a reduce-scatter makes the value smaller.
+Sharding LoopShardings::iteration_sharding(int n, const LoopResult& r) const {
+  auto at = sharding_of(n);
+  if (at.partial.empty()) return shardings_.reduced_sharding(n);
+  if (r.fold == Fold::fold) {
+    bool same = std::all_of(at.partial.begin(), at.partial.end(),
+                            [&](auto& p) { return p.second == r.monoid; });
+    return same ? at : shardings_.reduced_sharding(n);
+  }
+  for (int v : versions(n))
+    if (version(v).at.partial.empty()) return version(v).at;
+  auto scattered = shardings_.reduced_sharding(n);
+  bool shrinks = bytes(n, scattered) < bytes(n, at);
+  return options_.regather && shrinks ? scattered : at;
+}
+
+}  // namespace haliax::partitioning
