@@ -11,6 +11,9 @@ namespace haliax::partitioning {
 bool Cost::is_gathered_before_loop(int n) const {
   return graph_.at(operand(n, 0)).of_inputs && !options_.regather;
 }
+// Returns the cheapest source of n in the sharding `need`. For example, given the versions [a: x]
+// and [a, b] of a weight, the source of [b: x] is [a, b], because a slice communicates nothing. If
+// y has a version [a, b] and cast(y) has only [a: x], cast(y) is computed again from y for [a, b].
 Cost::Candidate Cost::cheapest_source(int n, const Sharding& need, int depth) const {
   if (replacement(n) >= 0) return cheapest_source(replacement(n), need, depth);
   if (is_open(n)) return {};

@@ -10,7 +10,7 @@
 namespace haliax::partitioning {
 
 // Returns true if the body only adds to this carry. Its addends may then stay partial until the
-// loop ends.
+// loop ends. For example, c + x accumulates, but c + c * x and tanh(c + x) do not.
 bool LoopShardings::accumulates(int loop, std::size_t k, std::size_t body) const {
   auto& r = loop_of(node(loop)).results[k];
   auto& level = graph_.level(loop, body);
@@ -104,6 +104,8 @@ MeshAxes LoopShardings::iterations_shared_by(int n) const {
 //
 // - A reduction over iterations of values that are partial by the same monoid stays partial. It is
 //   reduced over devices once, after the loop.
+//   For example, given a sum over chunks of [a, b] that are partial over x, returns [a, b] partial
+//   over x.
 // - A stack uses a version without partial sums if there is one. Otherwise it stays partial, unless
 //   `regather` is set and a reduce-scatter makes the value smaller.
 Sharding LoopShardings::iteration_sharding(int n, const LoopResult& r) const {

@@ -112,7 +112,10 @@ bool OpPlanner::leave_to_readers(int n) {
 }
 // Returns the partial sums of each operand that stay partial through the op. All other partial sums
 // are reduced first. A reduce-scatter may shard a further axis of the iteration space (`work`). All
-// decisions depend on `work`, so they are repeated until it no longer changes.
+// decisions depend on `work`, so they are repeated until it no longer changes. For example, given
+// y + z of two sums that are partial over x, both stay partial, and the result is reduced once.
+// Given exp(y) of a sum y[a, b] that is partial over x, y is reduced first: scattered along a if a
+// reader shards a along x, and then `work` is [a: x].
 OpPlanner::Pending OpPlanner::partial_operands(int n, Sharding& work) {
   auto& me = node(n);
   Pending partial_of;
@@ -211,8 +214,9 @@ void OpPlanner::add_alternative_shardings(int n, const Sharding& usual) {
     if (shardings_.alternative_work(n, usual, choice)) add_alternative(n, choice);
 }
 // Returns the op as an expansion over blocks of a sharded axis that it requires in full. For
-// example, top-k of a sharded axis is the top-k of the candidates from each block. Null: the op
-// runs on the full axis.
+// example, top-k of a sharded axis is the top-k of the candidates from each block. A cumulative sum
+// of [a: x] is the cumulative sum in each block, plus the totals of the blocks before it. One total
+// per block is gathered. Null: the op runs on the full axis.
 NodePtr OpPlanner::expansion(int n) {
   auto& me = node(n);
   if (!me.op->blockwise) return nullptr;

@@ -25,7 +25,8 @@ bool shards_better(const Axis& a, const Axis& b, std::int64_t blocks) {
 }  // namespace
 
 // Shards axis a of the iteration space in addition to `work`, if a and the mesh axes are free and
-// the rules allow it.
+// the rules allow it. For example, given work [a: x], sharding b along y returns [a: x, b: y], and
+// sharding b along x returns [a: x].
 void OpShardings::shard_axis(const Node& n, Sharding& work, Name a,
                              const MeshAxes& mesh_axes) const {
   if (mesh_axes.empty() || !work.mesh_axes(a).empty() || mesh_axes.overlaps(blocked_axes(n)))
@@ -45,8 +46,17 @@ void OpShardings::shard_axis(const Node& n, Sharding& work, Name a,
 // 6. The mesh axes of axes that the op requires in full (`move_mesh_axes`). For Choice::move_axes,
 //    this is also applied before 4.
 //
-// For example, given x[batch, embed] with batch on `data`, w[embed, hidden] with hidden on `model`,
-// and dot(x, w, "embed"), returns batch on `data`, hidden on `model`.
+// In these examples, [a: x] is an array with axis a sharded along mesh axis x:
+//
+// - u + v, given [a: x, b] and [a, b: y], returns [a: x, b: y]. Both operands are sliced.
+// - u + v, given [a: x, b] and [b: x], returns [a: x], as the first operand is larger.
+// - dot(u, w, "embed"), given [batch: data, embed] and [embed, hidden: model], returns
+//   [batch: data, hidden: model] (tensor parallelism).
+// - dot(u, w, "embed"), given [batch: data, embed] and [embed: data, hidden], returns [batch: data]
+//   if the mapping shards batch along data (FSDP). The weight is gathered.
+// - dot(u, v, "pos"), given [pos: data, a] and [pos: data, b], returns [pos: data]. The result is
+//   partial over data.
+// - sort(u, "k"), given a large [q, k: x], returns [q: x] by source 6.
 Sharding OpShardings::work_of(int n, OpChoice choice) const {
   auto& me = node(n);
   Sharding work;
@@ -95,7 +105,9 @@ Sharding OpShardings::work_of(int n, OpChoice choice) const {
 }
 // Returns whether operand k, which is partial along mesh axis x, may stay partial through this op
 // and be reduced later. The op must commute with the reduction. For example, given partial y and
-// replicated z, y * z may stay partial, but y * y and exp(y) may not.
+// replicated z, y * z may stay partial, but y * y and exp(y) may not. Given partial y and z, y + z
+// may stay partial. A sum over an axis of partial y may, and a broadcast of y may not, because more
+// bytes would be reduced later.
 PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid m,
                                             const Sharding& work) const {
   auto& me = node(n);
@@ -122,7 +134,8 @@ PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid 
 }
 // Returns the axis along which a sum that is partial along mesh axis x should be reduce-scattered,
 // and the mesh axes that shard it. It is an axis that the preferred sharding, or else a reader,
-// shards along x. Empty: the sum is all-reduced.
+// shards along x. Empty: the sum is all-reduced. For example, given the gradient dw[embed, hidden],
+// partial over data, and an optimizer state [embed: data, hidden], returns embed and [data].
 std::pair<Name, MeshAxes> OpShardings::scatter_target(int n, int x) const {
   for (auto& [name, mesh_axes] : preferred(n).dims)
     if (mesh_axes.has(x)) return {name, mesh_axes};
@@ -157,7 +170,9 @@ Sharding OpShardings::reduced_sharding(int n) const {
 }
 // Returns the alternative sharding of the iteration space that applies `choice` first. Returns
 // nothing if it equals the usual sharding, or if it would save bytes at too high a price: if fewer
-// devices share the work, or if a weight is gathered along an axis that the mapping shards.
+// devices share the work, or if a weight is gathered along an axis that the mapping shards. For
+// example, given dot(u, v, "a") of [a: x, b] and [a, c: x], whose usual work is [a: x], returns
+// [c: x] for operand 1: u is gathered, and the result is not partial.
 std::optional<Sharding> OpShardings::alternative_work(int n, const Sharding& usual,
                                                       OpChoice choice) const {
   auto& me = node(n);

@@ -19,7 +19,8 @@ class OpShardings : PlanView {
   PartialThrough partial_through(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
   std::pair<Name, MeshAxes> scatter_target(int n, int x) const;
   // Returns the sharding after partial sums are reduced, scattered along preferred axes if
-  // possible.
+  // possible. For example, given [a, b] partial over x, returns [a: x, b] if a reader shards a
+  // along x, and [a, b] if no reader uses x.
   Sharding reduced_sharding(int n) const;
 
   int blocks_along(const Node& op, Name axis, std::int64_t least = 0) const;

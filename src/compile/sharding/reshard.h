@@ -26,7 +26,16 @@ struct ReshardStep {
   double bytes = 0;  // sent per device, on a ring
 };
 // Orders the steps: steps without communication, then steps that shrink the data, then steps that
-// grow the data.
+// grow the data. [a: x] is an array with axis a sharded along mesh axis x:
+//
+// from                   to           steps
+// [a]                    [a: x]       slice
+// [a], partial over x    [a: x]       reduce-scatter along a
+// [a], partial over x    [a]          all-reduce
+// [a: x]                 [a]          all-gather along a
+// [a: x+y]               [a: x]       all-gather along a over y
+// [a: x, b]              [a, b: x]    all-to-all
+// [a: x, b], partial y   [a, b: y]    reduce-scatter along b, then all-gather along a
 std::vector<ReshardStep> reshard(const Mesh&, const Axes&, DType, Sharding from,
                                  const Sharding& to);
 

@@ -19,13 +19,15 @@ Axes iteration_axes(const Node&);
 // to `work`. Returns false if the op requires the full axis, or if the blocks do not correspond to
 // blocks of an operand.
 bool may_shard(const Node&, Name point, const MeshAxes&, const Sharding& work, const Mesh&);
-// Returns the sharding of operand k, without partial sums.
+// Returns the sharding of operand k, without partial sums. For example, given dot(u[a, b], v[b, c])
+// and work [a: x, b: y], returns [a: x, b: y] for u and [b: y] for v.
 Sharding operand_sharding(const Node&, std::size_t k, const Sharding& work, const Mesh&);
 // Returns the sharding of the result. A sharded axis that is reduced makes the result a partial
-// sum.
+// sum. In the same example, returns [a: x] and partial over y.
 Sharding result_sharding(const Node&, const Sharding& work);
 // Returns the sharding of the iteration space that matches a sharding of operand k. `left` receives
-// the axes that the iteration space lacks or that the op requires in full.
+// the axes that the iteration space lacks or that the op requires in full. For example, given
+// sort(u, "b") of [a: x, b: y], returns [a: x], and `left` receives [b: y].
 Sharding work_sharding(const Node&, std::size_t k, const Sharding& operand, const Mesh&,
                        Sharding* left = nullptr);
 // Returns the axis along which the node moves positions by known offsets. Empty: none.
@@ -40,7 +42,8 @@ bool jointly_partial(const Node&);       // if one operand is partial, all must 
 bool is_free_to_recompute(const Node&);  // cheap to recompute from another version of its operand
 bool computable_anywhere(const Node&);   // computable in any sharding from replicated operands
 // Splits the mesh axes of a flattened axis over its parts. Returns nothing if the blocks do not
-// match.
+// match. For example, given [x, y] of 2 devices each, returns [x], [y] for parts of sizes 2 and 6,
+// [x, y], [] for 4 and 3, and nothing for 3 and 4.
 std::optional<std::vector<MeshAxes>> split_over_parts(const MeshAxes&, const Axes& parts,
                                                       const Mesh&);
 
