@@ -58,8 +58,7 @@ void MovePlanner::shift(int n, const Sharding& work) {
   }
 
   zeros(haliax::find(me, axis)->size);
-  kind.step = {ReshardStep::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
-               exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
+  kind.step = exchange_step(mesh_, moving, me.axes, me.dtype, s.at, axis);
   s.kind = std::move(kind);
   add_computed(std::move(s), local_size(me.axes, work, mesh_));
 }
@@ -119,9 +118,7 @@ bool MovePlanner::regroup(int n, const Sharding& work, const Sharding& partial) 
   CopyBox p{.axes = long_form.axes, .at = need, .axis = flat};
   (flattens ? p.source_layout : p.result_layout) = layout(flattens ? need : s.at);
   const std::vector boxes{p};
-  const ReshardStep step{ReshardStep::Kind::exchange, s.at, exchange_over(boxes, p.axes, s.at),
-                         flat, exchange_bytes(boxes, p.axes, s.at, bytes_of(me.dtype), mesh_)};
-  s.kind = Regroup{{step, boxes}};
+  s.kind = Regroup{{exchange_step(mesh_, boxes, p.axes, me.dtype, s.at, flat), boxes}};
   add_computed(std::move(s));  // a view computes nothing
   return true;
 }

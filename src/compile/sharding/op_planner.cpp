@@ -138,8 +138,7 @@ OpPlanner::Pending OpPlanner::partial_operands(int n, Sharding& work) {
         Sharding scattered;
         scattered.set(name, mesh_axes);
         auto before = work;
-        for (auto& [point, c] : rules::work_sharding(me, k, scattered, mesh_).dims)
-          shardings_.shard_axis(me, work, point, c);
+        shardings_.shard_axes(me, work, rules::work_sharding(me, k, scattered, mesh_));
         if (!(work == before)) return false;
       }
     }

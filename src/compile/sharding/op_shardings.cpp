@@ -35,6 +35,9 @@ void OpShardings::shard_axis(const Node& n, Sharding& work, Name a,
     if (work.uses(x)) return;
   if (rules::may_shard(n, a, mesh_axes, work, mesh_)) work.set(a, mesh_axes);
 }
+void OpShardings::shard_axes(const Node& n, Sharding& work, const Sharding& like) const {
+  for (auto& [name, mesh_axes] : like.dims) shard_axis(n, work, name, mesh_axes);
+}
 // Returns the sharding of the iteration space of an op. The sources below are applied in this
 // order. Each one shards only axes, and uses only mesh axes, that are still free.
 //
@@ -60,28 +63,21 @@ void OpShardings::shard_axis(const Node& n, Sharding& work, Name a,
 Sharding OpShardings::work_of(int n, OpChoice choice) const {
   auto& me = node(n);
   Sharding work;
-  auto after = [&](std::size_t k) {
-    for (auto& [name, mesh_axes] :
-         rules::work_sharding(me, k, sharding_of(operand(n, k)), mesh_).dims)
-      shard_axis(me, work, name, mesh_axes);
+  auto shard_as_operand = [&](std::size_t k) {
+    shard_axes(me, work, rules::work_sharding(me, k, sharding_of(operand(n, k)), mesh_));
   };
-  auto apply_preferred = [&] {
-    for (auto& [name, mesh_axes] : preferred(n).dims) shard_axis(me, work, name, mesh_axes);
-  };
-  if (choice.operand >= 0) after(std::size_t(choice.operand));
+  if (choice.operand >= 0) shard_as_operand(std::size_t(choice.operand));
   if (choice == Choice::move_axes) shard_rows(n, work);
-  if (choice == Choice::preferred) apply_preferred();
+  if (choice == Choice::preferred) shard_axes(me, work, preferred(n));
   bool picks = rules::picks(me) && !rules::writes_into(me), in_order = prim::picks_in_order(me);
   bool binds = me.op->kind == Kind::contract || (picks && !in_order);
-  if (binds && me.origin.mapping)
-    for (auto& [name, mesh_axes] : sharding_for(me, *me.origin.mapping, mesh_).dims)
-      shard_axis(me, work, name, mesh_axes);
+  if (binds && me.origin.mapping) shard_axes(me, work, sharding_for(me, *me.origin.mapping, mesh_));
   std::vector<std::size_t> operands;
   for (std::size_t k = 0; k < me.in.size(); ++k)
     if (me.in[k]) operands.push_back(k);
   std::stable_sort(operands.begin(), operands.end(),
                    [&](auto a, auto b) { return me.in[a]->bytes() > me.in[b]->bytes(); });
-  for (auto k : operands) after(k);
+  for (auto k : operands) shard_as_operand(k);
   if (choice == Choice::move_axes) move_mesh_axes(n, work, choice);
   if (work.dims.empty())
     // Skips mesh axes along which an operand is partial: its sum is reduce-scattered later, if
@@ -94,12 +90,9 @@ Sharding OpShardings::work_of(int n, OpChoice choice) const {
       if (!pending) shard_axis(me, work, name, mesh_axes);
     }
   if (work.dims.empty())  // the sharding of the operand of each deferred slice
-    for (auto k : operands) {
-      int x = operand(n, k);
-      if (!is_deferred_slice(x)) continue;
-      for (auto& [name, mesh_axes] : sharding_of(operand(x, 0)).dims)
-        shard_axis(me, work, name, mesh_axes);
-    }
+    for (auto k : operands)
+      if (int x = operand(n, k); is_deferred_slice(x))
+        shard_axes(me, work, sharding_of(operand(x, 0)));
   move_mesh_axes(n, work, choice);
   return work;
 }

@@ -15,7 +15,8 @@ class OpShardings : PlanView {
   explicit OpShardings(const PlanState& s) : PlanView(s) {}
   Sharding work_of(int n, OpChoice) const;
   std::optional<Sharding> alternative_work(int n, const Sharding& usual, OpChoice) const;
-  void shard_axis(const Node&, Sharding& work, Name, const MeshAxes&) const;
+  // Shards the axes of the iteration space that `like` shards, as far as possible.
+  void shard_axes(const Node&, Sharding& work, const Sharding& like) const;
   PartialThrough partial_through(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
   std::pair<Name, MeshAxes> scatter_target(int n, int x) const;
   // Returns the sharding after partial sums are reduced, scattered along preferred axes if
@@ -33,6 +34,7 @@ class OpShardings : PlanView {
   bool is_deferred_slice(int x) const;
 
  private:
+  void shard_axis(const Node&, Sharding& work, Name, const MeshAxes&) const;
   void move_mesh_axes(int n, Sharding& work, OpChoice) const;
   void shard_rows(int n, Sharding& work) const;
   bool selects_by_blocks(const Node&) const;

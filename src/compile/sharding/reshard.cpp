@@ -114,12 +114,7 @@ struct Resharding {
     return exchange(next);
   }
   bool exchange(const Sharding& next) {
-    std::vector<CopyBox> all{{.axes = axes, .at = now}};
-    return add({ReshardStep::Kind::exchange,
-                next,
-                exchange_over(all, axes, next),
-                {},
-                exchange_bytes(all, axes, next, bytes_of(dtype), mesh)});
+    return add(exchange_step(mesh, {{.axes = axes, .at = now}}, axes, dtype, next));
   }
   bool exchange_directly() {  // if blocks are not nested, each device receives its final block
     auto next = now;
@@ -157,6 +152,11 @@ struct Resharding {
 
 }  // namespace
 
+ReshardStep exchange_step(const Mesh& mesh, const std::vector<CopyBox>& boxes, const Axes& axes,
+                          DType dtype, const Sharding& at, Name axis) {
+  return {ReshardStep::Kind::exchange, at, exchange_over(boxes, axes, at), axis,
+          exchange_bytes(boxes, axes, at, bytes_of(dtype), mesh)};
+}
 std::vector<ReshardStep> reshard(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from,
                                  const Sharding& to) {
   Resharding r{mesh, axes, dtype, to, std::move(from)};

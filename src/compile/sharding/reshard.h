@@ -25,6 +25,9 @@ struct ReshardStep {
   Name axis = {};    // sharded by a reduce-scatter, joined by an all-gather
   double bytes = 0;  // sent per device, on a ring
 };
+// Returns the all-to-all that yields a value with the sharding `at` from boxes of others.
+ReshardStep exchange_step(const Mesh&, const std::vector<CopyBox>&, const Axes&, DType,
+                          const Sharding& at, Name axis = {});
 // Orders the steps: steps without communication, then steps that shrink the data, then steps that
 // grow the data. [a: x] is an array with axis a sharded along mesh axis x:
 //
