@@ -9,14 +9,14 @@ namespace haliax {
 namespace {
 
 // A box that one device receives from another, in the coordinates of both blocks.
-struct Delivery {
-  int from = 0, piece = 0;
+struct ReceivedBox {
+  int from = 0, box = 0;
   // start, step: in the sender's block; at: in the receiver's block
   program::Dims start, at, dims, step;
 };
 // Positions of one axis that one block of the sender holds.
 struct BlockRun {
-  std::int64_t block, theirs, mine, size, step;
+  std::int64_t block, from, to, size, step;
 };
 
 AxisLayout layout_of(const AxisLayout& in_parts, const CopyBox& p, const Axis& a,
@@ -51,8 +51,8 @@ BlockPosition position_of(const AxisLayout& l, std::int64_t i, const Mesh& mesh)
 }
 // Returns (first position, size) of each contiguous range of an axis that a device holds, in the
 // order of its block.
-std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const AxisLayout& l, const Mesh& mesh,
-                                                             int device) {
+std::vector<std::pair<std::int64_t, std::int64_t>> contiguous_ranges(const AxisLayout& l,
+                                                                     const Mesh& mesh, int device) {
   std::vector<std::pair<std::int64_t, std::int64_t>> out{{0, 1}};  // from, size
   for (std::size_t k = 0; k < l.parts.size(); ++k) {
     auto [low, length] = block_of(l.parts[k], l.mesh_axes[k], mesh, device);
@@ -68,18 +68,17 @@ std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const AxisLayout& l
 std::vector<BlockRun> runs_between(const AxisLayout& source, const AxisLayout& target,
                                    const Mesh& mesh, int device) {
   std::vector<BlockRun> out;
-  std::int64_t mine = 0;
-  for (auto [i, size] : stretches(target, mesh, device))
+  std::int64_t to = 0;
+  for (auto [i, size] : contiguous_ranges(target, mesh, device))
     for (auto end = i + size; i < end;) {
       auto p = position_of(source, i, mesh);
       auto n = std::min(end - i, p.left);
-      if (!out.empty() && out.back().block == p.block &&
-          out.back().theirs + out.back().size == p.at)
+      if (!out.empty() && out.back().block == p.block && out.back().from + out.back().size == p.at)
         out.back().size += n;  // contiguous with the run before
       else
-        out.push_back({p.block, p.at, mine, n, 1});
+        out.push_back({p.block, p.at, to, n, 1});
       i += n;
-      mine += n;
+      to += n;
     }
   return out;
 }
@@ -108,7 +107,7 @@ std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Copy
   return out;
 }
 // Returns the device that holds this block and has the other coordinates of `device`.
-int with_block(int device, std::int64_t block, const MeshAxes& over, const Mesh& mesh) {
+int device_with_block(int device, std::int64_t block, const MeshAxes& over, const Mesh& mesh) {
   for (int k = over.size(); k-- > 0;) {
     int x = over[k], size = mesh.axes()[std::size_t(x)].second, stride = 1;
     for (std::size_t m = std::size_t(x) + 1; m < mesh.axes().size(); ++m)
@@ -120,20 +119,21 @@ int with_block(int device, std::int64_t block, const MeshAxes& over, const Mesh&
 }
 // Number of positions of one axis that a device needs, and the number of these that it holds
 // itself.
-struct Got {
+struct PositionCount {
   std::int64_t all, own;
 };
-Got got_along(const Axis& source, const Axis& target, const CopyBox& p, const MeshAxes& from,
-              const MeshAxes& to, const Mesh& mesh, int device) {
+PositionCount count_positions(const Axis& source, const Axis& target, const CopyBox& p,
+                              const MeshAxes& from, const MeshAxes& to, const Mesh& mesh,
+                              int device) {
   if (in_parts(p, target)) {
     auto over = layout_of(p.source_layout, p, source, from).over();
-    Got got{0, 0};
+    PositionCount count{0, 0};
     for (auto& r : runs_of(source, target, p, from, to, mesh, device)) {
-      got.all += r.size;
-      got.own += with_block(device, r.block, over, mesh) == device ? r.size : 0;
+      count.all += r.size;
+      count.own += device_with_block(device, r.block, over, mesh) == device ? r.size : 0;
     }
 
-    return got;
+    return count;
   }
   auto [low, length] = block_of(target, to, mesh, device);
   auto [have, size] = block_of(source, from, mesh, device);
@@ -154,24 +154,25 @@ Got got_along(const Axis& source, const Axis& target, const CopyBox& p, const Me
           std::max<std::int64_t>(0, std::min(end, p.to + last) - std::max(begin, p.to + first))};
 }
 // Returns the boxes that a device receives. `giver`: if set, only boxes from this device.
-std::vector<Delivery> deliveries(const std::vector<CopyBox>& copy_boxes, const Axes& axes,
-                                 const Sharding& at, const Mesh& mesh, int device, int giver = -1) {
-  std::vector<Delivery> out;
-  for (std::size_t k = 0; k < copy_boxes.size(); ++k) {
-    auto& p = copy_boxes[k];
-    std::vector<Delivery> some{{device, int(k), {}, {}, {}, {}}};
+std::vector<ReceivedBox> received_boxes(const std::vector<CopyBox>& boxes, const Axes& axes,
+                                        const Sharding& at, const Mesh& mesh, int device,
+                                        int sender = -1) {
+  std::vector<ReceivedBox> out;
+  for (std::size_t k = 0; k < boxes.size(); ++k) {
+    auto& p = boxes[k];
+    std::vector<ReceivedBox> some{{device, int(k), {}, {}, {}, {}}};
     for (std::size_t d = 0; d < axes.size(); ++d) {
       auto runs = runs_of(p.axes[d], axes[d], p, p.at.mesh_axes(axes[d].name),
                           at.mesh_axes(axes[d].name), mesh, device);
       auto over = layout_of(p.source_layout, p, axes[d], p.at.mesh_axes(axes[d].name)).over();
-      std::vector<Delivery> next;
+      std::vector<ReceivedBox> next;
       for (auto& s : some)
         for (auto& r : runs) {
-          if (giver >= 0 && with_block(giver, r.block, over, mesh) != giver) continue;
+          if (sender >= 0 && device_with_block(sender, r.block, over, mesh) != sender) continue;
           auto n = s;
-          n.from = with_block(n.from, r.block, over, mesh);
-          n.start.push_back(r.theirs);
-          n.at.push_back(r.mine);
+          n.from = device_with_block(n.from, r.block, over, mesh);
+          n.start.push_back(r.from);
+          n.at.push_back(r.to);
           n.dims.push_back(r.size);
           n.step.push_back(r.step);
           next.push_back(std::move(n));
@@ -179,13 +180,14 @@ std::vector<Delivery> deliveries(const std::vector<CopyBox>& copy_boxes, const A
       some = std::move(next);
     }
     for (auto& s : some)
-      if (giver < 0 || s.from == giver) out.push_back(std::move(s));
+      if (sender < 0 || s.from == sender) out.push_back(std::move(s));
   }
   return out;
 }
 std::vector<int> group_of(int device, const MeshAxes& over, const Mesh& mesh) {
   std::vector<int> out;
-  for (int r = 0; r < ranks(mesh, over); ++r) out.push_back(with_block(device, r, over, mesh));
+  for (int r = 0; r < ranks(mesh, over); ++r)
+    out.push_back(device_with_block(device, r, over, mesh));
   return out;
 }
 
@@ -220,10 +222,9 @@ std::int64_t AxisLayout::size(const Mesh& mesh, int device) const {
   return n;
 }
 
-MeshAxes exchange_over(const std::vector<CopyBox>& copy_boxes, const Axes& axes,
-                       const Sharding& at) {
+MeshAxes exchange_over(const std::vector<CopyBox>& boxes, const Axes& axes, const Sharding& at) {
   std::vector<int> all;
-  for (auto& p : copy_boxes)
+  for (auto& p : boxes)
     for (auto& a : axes) {
       auto from = layout_of(p.source_layout, p, a, p.at.mesh_axes(a.name)).over(),
            to = layout_of(p.result_layout, p, a, at.mesh_axes(a.name)).over();
@@ -237,36 +238,36 @@ MeshAxes exchange_over(const std::vector<CopyBox>& copy_boxes, const Axes& axes,
   for (int x : all) over.push_back(x);
   return over;
 }
-void pack(program::Collective& c, const std::vector<CopyBox>& copy_boxes, int first_array, int out,
+void pack(program::Collective& c, const std::vector<CopyBox>& boxes, int first_array, int out,
           const Axes& axes, const Sharding& at, const Mesh& mesh, int device) {
-  auto over = exchange_over(copy_boxes, axes, at);
-  for (auto& d : deliveries(copy_boxes, axes, at, mesh, device))
+  auto over = exchange_over(boxes, axes, at);
+  for (auto& d : received_boxes(boxes, axes, at, mesh, device))
     c.receives.push_back({d.from, out, d.at, d.dims, program::Dims(d.dims.size(), 1)});
   for (int other : group_of(device, over, mesh))
-    for (auto& d : deliveries(copy_boxes, axes, at, mesh, other, device))
+    for (auto& d : received_boxes(boxes, axes, at, mesh, other, device))
       c.sends.push_back(
-          {other, first_array + copy_boxes[std::size_t(d.piece)].array, d.start, d.dims, d.step});
+          {other, first_array + boxes[std::size_t(d.box)].array, d.start, d.dims, d.step});
 }
 std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const CopyBox& p, const Sharding& at,
                                                             const Mesh& mesh, int device) {
   auto& a = *find_axis(p.axes, p.axis);
   std::vector<std::pair<std::int64_t, std::int64_t>> out;
   for (auto& r : runs_of(a, a, p, p.at.mesh_axes(a.name), at.mesh_axes(a.name), mesh, device))
-    out.push_back({r.theirs, r.size});
+    out.push_back({r.from, r.size});
   return out;
 }
-double exchange_bytes(const std::vector<CopyBox>& copy_boxes, const Axes& axes, const Sharding& at,
+double exchange_bytes(const std::vector<CopyBox>& boxes, const Axes& axes, const Sharding& at,
                       int width, const Mesh& mesh) {
   double moved = 0;
-  auto group = group_of(0, exchange_over(copy_boxes, axes, at), mesh);
+  auto group = group_of(0, exchange_over(boxes, axes, at), mesh);
   for (int device : group)
-    for (auto& p : copy_boxes) {
+    for (auto& p : boxes) {
       double all = width, own = width;
       for (std::size_t d = 0; d < axes.size() && all > 0; ++d) {
-        auto got = got_along(p.axes[d], axes[d], p, p.at.mesh_axes(axes[d].name),
-                             at.mesh_axes(axes[d].name), mesh, device);
-        all *= double(got.all);
-        own *= double(got.own);
+        auto count = count_positions(p.axes[d], axes[d], p, p.at.mesh_axes(axes[d].name),
+                                     at.mesh_axes(axes[d].name), mesh, device);
+        all *= double(count.all);
+        own *= double(count.own);
       }
       moved += all - own;
     }

@@ -9,7 +9,7 @@
 //   stay resident, up to the size of one bucket. The backward pass reads the last weights first.
 //
 // The pass does not distinguish forward from backward nodes, so gradients that are written by hand
-// are handled equally. Afterwards, a gather may have twins: versions of one node in one sharding,
+// are handled equally. Afterwards, a gather may have copies: versions of one node in one sharding,
 // which are read at different times.
 #include <algorithm>
 #include <set>
@@ -22,23 +22,23 @@ namespace {
 
 struct Gathered {
   // The gathers, one per mesh axis, and casts and views of the gathered weight, in order.
-  std::vector<int> created;
+  std::vector<int> versions;
   std::vector<int> readers;  // versions that read them: in this body, or in one loop
   int body = -1;             // the innermost body that contains all readers
   // The two reads with the longest interval between them. -1: all reads are at one place.
   int last = -1, first = -1;
   double bytes = 0;
-  bool enters = false;
-  bool waits() const { return last >= 0; }
+  bool is_in_loop = false;
+  bool is_idle() const { return last >= 0; }
 };
 
 struct Regather {
   Plan& plan;
   const GlobalGraph& graph;
   std::vector<std::vector<int>> readers;
-  std::vector<int> around;  // per body: the version of its loop; -1: the top
+  std::vector<int> loop_version;  // per body: the version of its loop; -1: the top
   // per body: bytes of gathered weights from outside that stay resident throughout
-  std::vector<double> held;
+  std::vector<double> resident_before;
   // The top, and bodies that gathers have entered. Other loops gather weights as their layers do.
   std::set<int> open = {0};
 
@@ -48,14 +48,14 @@ struct Regather {
   }
   // Returns true for a cast or a view of a weight. Returns false for a barrier, which marks a
   // weight that is rematerialized.
-  bool sees(int k, int r) const {
+  bool is_view(int k, int r) const {
     auto& s = plan.version(k);
     return s.is<Compute>() && s.body == r && graph.is_weight(s.node) &&
            graph.ptr(s.node)->op != &prim::kBarrier;
   }
   // Returns the position of a version, or of the enclosing loop, among the versions of a body.
   int place(int k, int r) const {
-    while (plan.version(k).body != r) k = around[std::size_t(plan.version(k).body)];
+    while (plan.version(k).body != r) k = loop_version[std::size_t(plan.version(k).body)];
     auto& all = plan.body(r).versions;
     return int(std::find(all.begin(), all.end(), k) - all.begin());
   }
@@ -64,7 +64,7 @@ struct Regather {
     return a;
   }
   // Returns the body in r that is `inner` or contains it. Returns r if `inner` is r.
-  int towards(int r, int inner) const {
+  int body_towards(int r, int inner) const {
     while (inner != r && plan.body(inner).parent != r) inner = plan.body(inner).parent;
     return inner;
   }
@@ -84,21 +84,22 @@ struct Regather {
   // loop. Returns nothing if a loop or a result reads the gathered weight as such.
   std::vector<Gathered> found(int gather, int r) const {
     Gathered all;
-    all.created = {gather};
+    all.versions = {gather};
     std::map<int, Gathered> parts;  // by body
-    for (std::size_t i = 0; i < all.created.size(); ++i) {
-      all.bytes = std::max(all.bytes, graph.bytes(plan.version(all.created[i]).node,
-                                                  plan.version(all.created[i]).at));
-      for (int k : readers[std::size_t(all.created[i])]) {
+    for (std::size_t i = 0; i < all.versions.size(); ++i) {
+      all.bytes = std::max(all.bytes, graph.bytes(plan.version(all.versions[i]).node,
+                                                  plan.version(all.versions[i]).at));
+      for (int k : readers[std::size_t(all.versions[i])]) {
         if (k < 0 || plan.version(k).is<RunLoop>()) return {};
-        bool created = gathers(k, r) || sees(k, r);
-        auto& list = created ? all.created : parts[towards(r, plan.version(k).body)].readers;
+        bool is_gathered = gathers(k, r) || is_view(k, r);
+        auto& list =
+            is_gathered ? all.versions : parts[body_towards(r, plan.version(k).body)].readers;
         if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
       }
     }
     std::vector<Gathered> out;
     for (auto& [body, g] : parts) {
-      g.created = all.created;
+      g.versions = all.versions;
       g.bytes = all.bytes;
       find_places(g);
       out.push_back(std::move(g));
@@ -122,12 +123,12 @@ struct Regather {
   bool rematerializes(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
     return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
       return &other != &g && other.body != r &&
-             loop(towards(r, other.body)).axis == loop(towards(r, g.body)).axis;
+             loop(body_towards(r, other.body)).axis == loop(body_towards(r, g.body)).axis;
     });
   }
   // Returns true if the loop accumulates a value with the axes of the weight, such as its gradient.
   bool trains(const Gathered& g, int body) const {
-    auto& weight = graph.node(plan.version(g.created[0]).node);
+    auto& weight = graph.node(plan.version(g.versions[0]).node);
     auto& all = loop(body).results;
     return std::any_of(all.begin(), all.end(), [&](auto& r) {
       return r.fold != Fold::stack && same_set(r.value[0]->axes, weight.axes);
@@ -136,10 +137,10 @@ struct Regather {
   // Returns true if the gather may move into the loop: its devices run the same iterations, no flag
   // skips an iteration, and each iteration covers one position of the axis. A loop over chunks has
   // many iterations, which share the gathered weight.
-  bool may_enter(const Gathered& g, int r) const {
+  bool may_move_into(const Gathered& g, int r) const {
     auto& shared_axes = plan.loop(plan.body(r).loop).shared_by;
     if (!loop(r).drop || graph.is_guarded(plan.loop(plan.body(r).loop).node)) return false;
-    return std::none_of(g.created.begin(), g.created.end(), [&](int k) {
+    return std::none_of(g.versions.begin(), g.versions.end(), [&](int k) {
       return std::any_of(shared_axes.begin(), shared_axes.end(),
                          [&](int m) { return plan.version(k).step().over.has(m); });
     });
@@ -148,7 +149,7 @@ struct Regather {
   // Repeats a gather for some of its readers, just before the first of them.
   void repeat(const Gathered& g, const std::set<int>& by, int r) {
     std::set<int> requested;
-    for (auto k = g.created.rbegin(); k != g.created.rend(); ++k)
+    for (auto k = g.versions.rbegin(); k != g.versions.rend(); ++k)
       for (int x : readers[std::size_t(*k)])
         if (requested.count(x) || by.count(x)) requested.insert(*k);
     int first = *std::min_element(by.begin(), by.end(),
@@ -156,7 +157,7 @@ struct Regather {
     auto& versions = plan.body(r).versions;
     auto before = versions.begin() + place(first, r);
     std::map<int, int> copy_of;
-    for (int k : g.created) {
+    for (int k : g.versions) {
       if (!requested.count(k)) continue;
       Version s = plan.version(k);
       for (int& x : s.in)
@@ -184,58 +185,59 @@ struct Regather {
     // Moves gathers into loops.
     auto weights = large(r);
     std::set<int> trained;  // bodies that accumulate gradients of weights
-    double may_wait = kBucket;
+    double limit = kBucket;
     for (auto& parts : weights)
       for (auto& g : parts) {
-        int body = towards(r, g.body);
-        if (body != r && g.waits() && trains(g, body) && !rematerializes(g, parts, r))
+        int body = body_towards(r, g.body);
+        if (body != r && g.is_idle() && trains(g, body) && !rematerializes(g, parts, r))
           trained.insert(body);
-        if (body != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
+        if (body != r || g.is_idle()) limit = std::max(limit, g.bytes);
       }
     std::map<int, double> inside;  // bytes of weights that a body reads
     for (auto& parts : weights)
       for (auto& g : parts) {
         if (g.body == r) continue;
-        int body = towards(r, g.body);
-        g.enters = trained.count(body) && may_enter(g, body) &&
-                   held[std::size_t(r)] + inside[body] + g.bytes > may_wait;
-        if (g.enters)
+        int body = body_towards(r, g.body);
+        g.is_in_loop = trained.count(body) && may_move_into(g, body) &&
+                       resident_before[std::size_t(r)] + inside[body] + g.bytes > limit;
+        if (g.is_in_loop)
           open.insert(body);
         else
           inside[body] += g.bytes;
       }
     for (auto& parts : weights)
-      if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.enters; }))
+      if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.is_in_loop; }))
         for (auto& g : parts)
-          repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.body) : r);
+          repeat(g, {g.readers.begin(), g.readers.end()},
+                 g.is_in_loop ? body_towards(r, g.body) : r);
     // Repeats gathers between passes.
     // Bytes that are resident while each version is computed.
-    std::vector<double> resident(plan.body(r).versions.size(), held[std::size_t(r)]);
+    std::vector<double> resident(plan.body(r).versions.size(), resident_before[std::size_t(r)]);
     for (int k : plan.body(r).versions)
       for (int body : plan.bodies_of(plan.version(k)))
         resident[std::size_t(place(k, r))] += inside[body];
-    std::vector<Gathered> waiting, repeated;
+    std::vector<Gathered> idle, repeated;
     for (auto& parts : large(r)) {
       Gathered g;
-      g.created = parts[0].created;
+      g.versions = parts[0].versions;
       g.bytes = parts[0].bytes;
       for (auto& part : parts)
         g.readers.insert(g.readers.end(), part.readers.begin(), part.readers.end());
       find_places(g);
-      if (g.body == r && g.waits()) waiting.push_back(std::move(g));
+      if (g.body == r && g.is_idle()) idle.push_back(std::move(g));
     }
-    std::stable_sort(waiting.begin(), waiting.end(),
+    std::stable_sort(idle.begin(), idle.end(),
                      [](auto& x, auto& y) { return x.first - x.last < y.first - y.last; });
-    for (auto& g : waiting) {
+    for (auto& g : idle) {
       auto from = resident.begin() + g.last, to = resident.begin() + g.first;
-      if (*std::max_element(from, to) + g.bytes > may_wait)
+      if (*std::max_element(from, to) + g.bytes > limit)
         repeated.push_back(std::move(g));
       else
         std::for_each(from, to, [&](double& b) { b += g.bytes; });
     }
     for (int k : plan.body(r).versions)
       for (int body : plan.bodies_of(plan.version(k)))
-        held[std::size_t(body)] = resident[std::size_t(place(k, r))];
+        resident_before[std::size_t(body)] = resident[std::size_t(place(k, r))];
     for (auto& g : repeated) {
       std::set<int> by;
       for (int k : g.readers)
@@ -251,7 +253,7 @@ void regather(Plan& plan, const GlobalGraph& graph) {
   Regather all{plan, graph, readers_of(plan), std::vector<int>(plan.bodies.size(), -1),
                std::vector<double>(plan.bodies.size())};
   for (int k = 0; k < int(plan.versions.size()); ++k)
-    for (int body : plan.bodies_of(plan.version(k))) all.around[std::size_t(body)] = k;
+    for (int body : plan.bodies_of(plan.version(k))) all.loop_version[std::size_t(body)] = k;
   for (int r = 0; r < int(plan.bodies.size()); ++r)  // outer bodies precede inner ones
     if (all.open.count(r)) all.run(r);
   drop_dead_versions(plan);
