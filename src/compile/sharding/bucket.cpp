@@ -44,6 +44,16 @@ struct Bucketing {
   // Per version: it communicates, or a version in its bodies does.
   std::vector<char> collectives = std::vector<char>(plan.versions.size());
   int buckets = 0;
+  // per version: the number of collectives before and after it in its body
+  std::map<int, int> calls_before = {}, calls_after = {};
+  struct OpenBucket {
+    int number = 0;
+    double bytes = 0;
+  };
+  // Key: kind, devices, dtype, monoid, collectives that follow, and true for a small sum that does
+  // not wait for large ones.
+  std::map<std::tuple<int, std::string, int, int, int, bool>, OpenBucket> sums = {};
+  std::map<std::string, OpenBucket> gathers = {};  // by devices; bytes of the small ones
 
   void run() {
     for (auto r = plan.bodies.size(); r-- > 0;) {
@@ -60,19 +70,7 @@ struct Bucketing {
     std::vector<int> versions;
     for (int k : plan.body(r).versions)
       if (plan.version(k).live) versions.push_back(k);
-    // number of collectives before and after a version
-    std::map<int, int> calls_before, calls_after;
-    auto here = [&](int x) { return plan.version(x).body == r && plan.version(x).live; };
-    for (int k : versions) {
-      int e = 0;
-      for (int x : reads[std::size_t(k)])
-        if (here(x)) e = std::max(e, calls_before[x] + collectives[std::size_t(x)]);
-      calls_before[k] = e;
-    }
-    for (auto k = versions.rbegin(); k != versions.rend(); ++k)
-      for (int x : reads[std::size_t(*k)])
-        if (here(x))
-          calls_after[x] = std::max(calls_after[x], calls_after[*k] + collectives[std::size_t(*k)]);
+    count_calls(r, versions);
     // Reductions are delayed as far as possible, in the order in which their operands become ready.
     // All gradients and the loss thus share a bucket at the end, unless a bucket is full.
     auto ready = ready_at(versions);
@@ -83,51 +81,65 @@ struct Bucketing {
         by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(),
                      [&](int a, int b) { return ready[a] < ready[b]; });
-    // The blocks of a ring step share a bucket.
-    auto share_bucket = [&](auto of_kind) {
-      buckets += std::any_of(versions.begin(), versions.end(),
-                             [&](int k) { return of_kind(plan.version(k)); });
-      for (int k : versions)
-        if (of_kind(plan.version(k))) plan.version(k).bucket = buckets;
-    };
-    share_bucket([](auto& v) { return v.template is<RingReceive>(); });
-    share_bucket([](auto& v) { return v.template is<RingReturn>(); });
-    using CallKey = std::tuple<int, std::string, int, int, int, bool>;
-    std::map<CallKey, std::pair<int, double>> open;
-    std::map<std::string, std::pair<int, double>> gathers;
+    merge_ring_steps(versions, [](auto& v) { return v.template is<RingReceive>(); });
+    merge_ring_steps(versions, [](auto& v) { return v.template is<RingReturn>(); });
+    sums.clear();
+    gathers.clear();
     for (int k : by_time) {
-      auto& s = plan.version(k);
-      auto& from = plan.version(s.in[0]).at;
-      std::string over(s.step().over.begin(), s.step().over.end());
-      if (s.sums()) {
-        int monoid = 0;
-        for (auto& [m, how] : from.partial)
-          if (s.step().over.has(m)) monoid = int(how);
-        auto b = graph.bytes(s.node, from);
-        bool separate = overlap && b <= kNegligibleBytes;
-        auto& [bucket, full] = open[{int(s.step().kind), over, int(graph.ptr(s.node)->dtype),
-                                     monoid, calls_after[k], separate}];
-        if (full == 0 || full + b > kBucket) {
-          bucket = ++buckets;
-          full = 0;
-        }
-
-        s.bucket = bucket;
-        full += b;
-      } else if (s.step().kind == ReshardStep::Kind::all_gather && calls_before[k] == 0) {
-        // Large gathers are not merged, because all gathered arrays would then be live at once.
-        // Small gathers join the first one.
-        auto b = graph.bytes(s.node, s.at);
-        auto& [bucket, small] = gathers[over];
-        if (bucket == 0)
-          s.bucket = bucket = ++buckets;
-        else if (b <= kNegligibleBytes && small + b <= kBucket) {
-          s.bucket = bucket;
-          small += b;
-        }
-      }
+      if (plan.version(k).sums())
+        merge_sum(k);
+      else if (plan.version(k).gathers() && calls_before[k] == 0)
+        merge_gather(plan.version(k));
     }
     order(r, versions, ready);
+  }
+  void count_calls(int r, const std::vector<int>& versions) {
+    auto here = [&](int x) { return plan.version(x).body == r && plan.version(x).live; };
+    for (int k : versions)
+      for (int x : reads[std::size_t(k)])
+        if (here(x))
+          calls_before[k] =
+              std::max(calls_before[k], calls_before[x] + collectives[std::size_t(x)]);
+    for (auto k = versions.rbegin(); k != versions.rend(); ++k)
+      for (int x : reads[std::size_t(*k)])
+        if (here(x))
+          calls_after[x] = std::max(calls_after[x], calls_after[*k] + collectives[std::size_t(*k)]);
+  }
+  // The blocks of a ring step share a bucket.
+  template <class Is> void merge_ring_steps(const std::vector<int>& versions, Is is_step) {
+    buckets += std::any_of(versions.begin(), versions.end(),
+                           [&](int k) { return is_step(plan.version(k)); });
+    for (int k : versions)
+      if (is_step(plan.version(k))) plan.version(k).bucket = buckets;
+  }
+  static std::string devices_of(const Version& v) {
+    return {v.step().over.begin(), v.step().over.end()};
+  }
+  void merge_sum(int k) {
+    auto& v = plan.version(k);
+    auto& from = plan.version(v.in[0]).at;
+    int monoid = 0;
+    for (auto& [m, how] : from.partial)
+      if (v.step().over.has(m)) monoid = int(how);
+    auto bytes = graph.bytes(v.node, from);
+    bool separate = overlap && bytes <= kNegligibleBytes;
+    auto& open = sums[{int(v.step().kind), devices_of(v), int(graph.ptr(v.node)->dtype), monoid,
+                       calls_after[k], separate}];
+    if (open.bytes == 0 || open.bytes + bytes > kBucket) open = {++buckets, 0};
+    v.bucket = open.number;
+    open.bytes += bytes;
+  }
+  // Large gathers are not merged, because all gathered arrays would then be live at once. Small
+  // gathers join the first one.
+  void merge_gather(Version& v) {
+    auto bytes = graph.bytes(v.node, v.at);
+    auto& first = gathers[devices_of(v)];
+    if (first.number == 0) {
+      v.bucket = first.number = ++buckets;
+    } else if (bytes <= kNegligibleBytes && first.bytes + bytes <= kBucket) {
+      v.bucket = first.number;
+      first.bytes += bytes;
+    }
   }
   // Returns the position at which each version may run. Reductions, and cheap versions that only
   // reductions read, run as early as possible. Other versions retain their positions.

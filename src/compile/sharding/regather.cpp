@@ -181,19 +181,17 @@ struct Regather {
         if (copy_of.count(x)) x = copy_of[x];
   }
 
-  void run(int r) {
-    // Moves gathers into loops.
-    auto weights = large(r);
+  // Moves gathers into loops, as long as more than `limit` bytes would be resident otherwise.
+  // Returns the bytes of weights that each body reads from outside.
+  std::map<int, double> move_into_loops(std::vector<std::vector<Gathered>>& weights, int r,
+                                        double limit) {
     std::set<int> trained;  // bodies that accumulate gradients of weights
-    double limit = kBucket;
     for (auto& parts : weights)
-      for (auto& g : parts) {
-        int body = body_towards(r, g.body);
-        if (body != r && g.is_idle() && trains(g, body) && !rematerializes(g, parts, r))
+      for (auto& g : parts)
+        if (int body = body_towards(r, g.body);
+            body != r && g.is_idle() && trains(g, body) && !rematerializes(g, parts, r))
           trained.insert(body);
-        if (body != r || g.is_idle()) limit = std::max(limit, g.bytes);
-      }
-    std::map<int, double> inside;  // bytes of weights that a body reads
+    std::map<int, double> inside;
     for (auto& parts : weights)
       for (auto& g : parts) {
         if (g.body == r) continue;
@@ -210,12 +208,12 @@ struct Regather {
         for (auto& g : parts)
           repeat(g, {g.readers.begin(), g.readers.end()},
                  g.is_in_loop ? body_towards(r, g.body) : r);
-    // Repeats gathers between passes.
-    // Bytes that are resident while each version is computed.
-    std::vector<double> resident(plan.body(r).versions.size(), resident_before[std::size_t(r)]);
-    for (int k : plan.body(r).versions)
-      for (int body : plan.bodies_of(plan.version(k)))
-        resident[std::size_t(place(k, r))] += inside[body];
+    return inside;
+  }
+  // Repeats gathers after the longest interval without a reader, except those with the shortest
+  // intervals, which stay resident up to `limit` bytes. resident: bytes that are resident while
+  // each version of the body is computed.
+  void repeat_after_intervals(int r, std::vector<double>& resident, double limit) {
     std::vector<Gathered> idle, repeated;
     for (auto& parts : large(r)) {
       Gathered g;
@@ -235,15 +233,31 @@ struct Regather {
       else
         std::for_each(from, to, [&](double& b) { b += g.bytes; });
     }
-    for (int k : plan.body(r).versions)
-      for (int body : plan.bodies_of(plan.version(k)))
-        resident_before[std::size_t(body)] = resident[std::size_t(place(k, r))];
+    each_inner_body(
+        r, [&](int body, std::size_t at) { resident_before[std::size_t(body)] = resident[at]; });
     for (auto& g : repeated) {
       std::set<int> by;
       for (int k : g.readers)
         if (place(k, r) >= g.first) by.insert(k);
       repeat(g, by, r);
     }
+  }
+  // Calls f(body, position of its loop) for the bodies of the loops in r.
+  template <class F> void each_inner_body(int r, F f) const {
+    for (int k : plan.body(r).versions)
+      for (int body : plan.bodies_of(plan.version(k))) f(body, std::size_t(place(k, r)));
+  }
+
+  void run(int r) {
+    auto weights = large(r);
+    double limit = kBucket;  // at least one weight may be resident
+    for (auto& parts : weights)
+      for (auto& g : parts)
+        if (g.body != r || g.is_idle()) limit = std::max(limit, g.bytes);
+    auto inside = move_into_loops(weights, r, limit);
+    std::vector<double> resident(plan.body(r).versions.size(), resident_before[std::size_t(r)]);
+    each_inner_body(r, [&](int body, std::size_t at) { resident[at] += inside[body]; });
+    repeat_after_intervals(r, resident, limit);
   }
 };
 

@@ -106,65 +106,88 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& graph) {
   replace_loop(later, std::move(less), then);
   return substitute(changed, then);
 }
+// A value that the body of an earlier loop computes, and the same value in a later loop.
+struct Residual {
+  NodePtr earlier, later;
+};
+// Returns true if the body of this loop computes the value in this sharding.
+bool is_computed_in(const Plan& plan, const GlobalGraph& graph, const NodePtr& loop, int node,
+                    const Sharding& at) {
+  return std::any_of(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
+    return v.live && v.node == node && v.at == at && plan.body(v.body).loop >= 0 &&
+           graph.ptr(plan.loop(plan.body(v.body).loop).node) == loop;
+  });
+}
+// Returns the values that the loop would communicate again, and the earlier loop in which they are
+// communicated first. For example, given layers whose backward pass sums y = dot(x, w) over `model`
+// again, returns y in the forward and in the backward loop.
+std::vector<Residual> residuals_of(const Plan& plan, GlobalGraph& graph, const LoopPlan& l,
+                                   bool gathers_too, NodePtr& earlier) {
+  std::vector<Residual> out;
+  auto& index = loop_of(*graph.ptr(l.node)).index;
+  if (index.size() != 1) return out;
+  auto communicates = [&](const Version& v) {
+    return v.live && v.is<Reshard>() && v.communicates() && (v.sums() || gathers_too);
+  };
+  auto& versions = plan.body(l.bodies[0]).versions;
+  if (std::none_of(versions.begin(), versions.end(),
+                   [&](int k) { return communicates(plan.version(k)); }))
+    return out;
+  const auto body = earlier_body_of(graph, graph.level(l.node, 0).order, index[0].get());
+  earlier = body.earlier;
+  for (int k : versions) {
+    auto& v = plan.version(k);
+    auto& later = graph.ptr(v.node);
+    if (!earlier || !communicates(v) || body.to.count(later.get())) continue;  // or saved already
+    auto to = body.to;
+    auto was = substitute({later}, to, index[0].get())[0];
+    int id = graph.find(was.get());
+    if (was == later || id < 0 || !may_stack(loop_of(*earlier), *was) ||
+        !is_computed_in(plan, graph, earlier, id, v.at))
+      continue;
+    out.push_back({was, later});
+  }
+  return out;
+}
+// Lets the earlier loop stack the values, unless it does so already, and maps them in later loops
+// to slices of the stacks.
+void save_residuals(const NodePtr& earlier, const std::vector<Residual>& residuals, Rewrite& to) {
+  Loop more = loop_of(*earlier);
+  std::vector<std::size_t> place;
+  for (auto& residual : residuals) {
+    auto same = std::find_if(more.results.begin(), more.results.end(), [&](auto& r) {
+      return r.fold == Fold::stack && r.value[0] == residual.earlier;
+    });
+    place.push_back(std::size_t(same - more.results.begin()));
+    if (same == more.results.end())
+      more.results.push_back({Fold::stack, Monoid::sum, {residual.earlier}});
+  }
+  auto index = more.index[0];
+  bool drop = more.drop;
+  auto created = replace_loop(earlier, std::move(more), to);
+  for (std::size_t i = 0; i < place.size(); ++i)
+    to[residuals[i].later.get()] = prim::slice_at(loop_result(created, place[i]), index, drop);
+}
 
 }  // namespace
 
 Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& graph, bool gathers_too) {
-  std::unordered_map<const Node*, std::vector<std::pair<NodePtr, NodePtr>>>
-      residuals;  // earlier loop -> (its value, the same value as the later loop computes it)
-  std::vector<NodePtr> loops;
+  std::vector<std::pair<NodePtr, std::vector<Residual>>> residuals;  // by earlier loop
   for (auto& l : plan.loops) {
-    auto& later = graph.ptr(l.node);
-    auto& index = loop_of(*later).index;
-    if (index.size() != 1) continue;
-    EarlierBody t;
-    bool looked = false;
-    for (int k : plan.body(l.bodies[0]).versions) {
-      auto& s = plan.version(k);
-      if (!s.live || !s.is<Reshard>() || !s.communicates() || !(s.sums() || gathers_too)) continue;
-      if (!looked) {
-        t = earlier_body_of(graph, graph.level(l.node, 0).order, index[0].get());
-        looked = true;
-      }
-
-      if (!t.earlier) break;
-      auto& rematerialised = graph.ptr(s.node);
-      if (t.to.count(rematerialised.get())) continue;  // saved already
-      auto to = t.to;
-      auto was = substitute({rematerialised}, to, index[0].get())[0];
-      int id = graph.find(was.get());
-      if (was == rematerialised || id < 0 || !may_stack(loop_of(*t.earlier), *was)) continue;
-      bool there = std::any_of(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
-        return v.live && v.node == id && v.at == s.at && plan.body(v.body).loop >= 0 &&
-               graph.ptr(plan.loop(plan.body(v.body).loop).node) == t.earlier;
-      });
-      if (!there) continue;
-      auto& list = residuals[t.earlier.get()];
-      if (list.empty()) loops.push_back(t.earlier);
-      if (std::none_of(list.begin(), list.end(),
-                       [&](auto& p) { return p.second == rematerialised; }))
-        list.push_back({was, rematerialised});
-    }
+    NodePtr earlier;
+    auto more = residuals_of(plan, graph, l, gathers_too, earlier);
+    if (more.empty()) continue;
+    auto known = std::find_if(residuals.begin(), residuals.end(),
+                              [&](auto& r) { return r.first == earlier; });
+    if (known == residuals.end()) known = residuals.insert(known, {earlier, {}});
+    auto& all = known->second;
+    for (auto& residual : more)  // loops over one index may share nodes
+      if (std::none_of(all.begin(), all.end(), [&](auto& r) { return r.later == residual.later; }))
+        all.push_back(std::move(residual));
   }
-  if (loops.empty()) return with_repeated(roots, plan, graph);
+  if (residuals.empty()) return with_repeated(roots, plan, graph);
   Rewrite to;
-  for (auto& f : loops) {
-    Loop more = loop_of(*f);
-    std::vector<std::size_t> place;
-    for (auto& residual : residuals[f.get()]) {
-      auto& was = residual.first;
-      auto same = std::find_if(more.results.begin(), more.results.end(),
-                               [&](auto& r) { return r.fold == Fold::stack && r.value[0] == was; });
-      place.push_back(std::size_t(same - more.results.begin()));
-      if (same == more.results.end()) more.results.push_back({Fold::stack, Monoid::sum, {was}});
-    }
-    auto index = more.index[0];
-    bool drop = more.drop;
-    auto created = replace_loop(f, std::move(more), to);
-    for (std::size_t i = 0; i < place.size(); ++i)
-      to[residuals[f.get()][i].second.get()] =
-          prim::slice_at(loop_result(created, place[i]), index, drop);
-  }
+  for (auto& [earlier, values] : residuals) save_residuals(earlier, values, to);
   return substitute(roots, to);
 }
 
