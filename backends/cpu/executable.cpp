@@ -156,7 +156,6 @@ class Steps {
       if (frame.recorder) frame.recorder->begin(steps_[k]);
       compiled_[k]->run(frame);
       if (frame.recorder) frame.recorder->end(steps_[k], compiled_[k]->computed_fraction(frame));
-      if (frame.iteration_skipped) break;
     }
   }
 
@@ -167,17 +166,16 @@ class Steps {
 
 class LoopStep final : public CompiledStep {
  public:
-  LoopStep(const program::Loop& loop, const Context& context)
-      : variable_(loop.variable), trips_(loop.trips), reverse_(loop.reverse),
-        body_(loop.body, context) {
-    if (variable_ < -1 || variable_ >= context.program.loops)
+  LoopStep(const Step& step, const Context& context)
+      : variable_(step.loop.variable), trips_(step.loop.trips), reverse_(step.loop.reverse),
+        body_(step.body, context) {
+    if (variable_ < 0 || variable_ >= context.program.loops)
       throw Error("[loop] unknown loop variable");
   }
   void run(Frame& frame) override {
     for (std::int64_t iteration = 0; iteration < trips_; ++iteration) {
-      if (variable_ >= 0) frame.loops[variable_] = reverse_ ? trips_ - 1 - iteration : iteration;
+      frame.loops[variable_] = reverse_ ? trips_ - 1 - iteration : iteration;
       body_.run(frame);
-      frame.iteration_skipped = false;
     }
   }
 
@@ -192,12 +190,12 @@ class LoopStep final : public CompiledStep {
 // worker has its own compiled steps and its own parallel slot.
 class ParallelLoopStep final : public CompiledStep {
  public:
-  ParallelLoopStep(const program::Loop& outermost, const Context& context)
-      : start_(outermost.parallel_slot_start), bytes_(outermost.parallel_slot_bytes) {
-    const program::Loop* loop = &outermost;
-    for (;; loop = &loop->body[0].loop) {
-      loops_.push_back({loop->variable, loop->trips, loop->reverse});
-      iterations_ *= loop->trips;
+  ParallelLoopStep(const Step& outermost, const Context& context)
+      : start_(outermost.loop.parallel_slot_start), bytes_(outermost.loop.parallel_slot_bytes) {
+    const Step* loop = &outermost;
+    for (;; loop = &loop->body[0]) {
+      loops_.push_back({loop->loop.variable, loop->loop.trips, loop->loop.reverse});
+      iterations_ *= loop->loop.trips;
       if (loop->body.size() != 1 || loop->body[0].kind != Kind::loop ||
           loop->body[0].loop.parallel_slots == 0)
         break;
@@ -213,7 +211,7 @@ class ParallelLoopStep final : public CompiledStep {
     Context one_worker = context;
     one_worker.workers = 1;
     const auto workers = std::clamp<std::int64_t>(
-        iterations_, 1, std::min(outermost.parallel_slots, context.workers));
+        iterations_, 1, std::min(outermost.loop.parallel_slots, context.workers));
     for (std::int64_t w = 0; w < workers; ++w)
       workers_.push_back({Steps(loop->body, one_worker),
                           std::vector<std::byte*>(program.slots.size() + 1),
@@ -260,13 +258,17 @@ class ParallelLoopStep final : public CompiledStep {
   std::vector<Worker> workers_;
 };
 
-class SkipStep final : public CompiledStep {
+class ConditionalStep final : public CompiledStep {
  public:
-  explicit SkipStep(const program::Skip& skip) : flag_(skip.unless) {}
-  void run(Frame& frame) override { frame.iteration_skipped = *flag_.at(frame) == std::byte{0}; }
+  ConditionalStep(const Step& step, const Context& context)
+      : flag_(step.conditional.flag), body_(step.body, context) {}
+  void run(Frame& frame) override {
+    if (*flag_.at(frame) != std::byte{0}) body_.run(frame);
+  }
 
  private:
   Place flag_;
+  Steps body_;
 };
 
 class HostStep final : public CompiledStep {
@@ -304,8 +306,8 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
       return make_cumulative(step, context);
     case Kind::copy:
       return make_copy(step, context);
-    case Kind::skip:
-      return std::make_unique<SkipStep>(step.skip);
+    case Kind::conditional:
+      return std::make_unique<ConditionalStep>(step, context);
     case Kind::custom:
       return make_custom(step);
     case Kind::host:
@@ -315,9 +317,8 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
     case Kind::finish:
       return std::make_unique<FinishStep>(step.finish.call);
     case Kind::loop:
-      if (step.loop.parallel_slots > 0)
-        return std::make_unique<ParallelLoopStep>(step.loop, context);
-      return std::make_unique<LoopStep>(step.loop, context);
+      if (step.loop.parallel_slots > 0) return std::make_unique<ParallelLoopStep>(step, context);
+      return std::make_unique<LoopStep>(step, context);
   }
   throw Error("[compile] unknown kind of step");
 }
@@ -424,9 +425,9 @@ double blocks_of(const program::Contract& c) {
 double products_run(const std::vector<Step>& steps) {
   double n = 0;
   for (const Step& s : steps)
-    n += s.kind == Kind::contract ? blocks_of(s.contract)
-         : s.kind == Kind::loop   ? static_cast<double>(s.loop.trips) * products_run(s.loop.body)
-                                  : 0;
+    n += s.kind == Kind::contract
+             ? blocks_of(s.contract)
+             : static_cast<double>(program::body_runs(s)) * products_run(s.body);
   return n;
 }
 
@@ -458,8 +459,8 @@ class CpuDevice final : public program::Device {
   }
   // Runs iterations in parallel if the values of an iteration fit into the cache of a core, and
   // either its matmuls are small or nearly all threads are busy until the end.
-  int parallel_slots(const program::Loop& loop, std::int64_t iterations,
-                     std::int64_t parallel_slot_bytes, int workers) const override {
+  int parallel_slots(const Step& loop, std::int64_t iterations, std::int64_t parallel_slot_bytes,
+                     int workers) const override {
     const double products = products_run(loop.body);
     if (iterations < 2 || parallel_slot_bytes > max_shared_slot_bytes || products == 0) return 0;
     if (workers == 0) workers = threads();

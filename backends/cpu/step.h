@@ -19,7 +19,6 @@ struct Frame {
   std::int64_t* calls = nullptr;  // per call index, the id of the collective in flight; 0: none
   // receives the start and the end of each step; usually null
   program::Recorder* recorder = nullptr;
-  bool iteration_skipped = false;  // set by a skip step: the rest of the iteration is skipped
 };
 
 // A step that is ready to run. All decisions are made at compile time; run() only computes and

@@ -66,7 +66,7 @@ class CudaDevice final : public Device, public Measured {
     // nests pack no operands
     return s.kind == Kind::contract && workers != kOneWorker ? product_scratch(s.contract) : 0;
   }
-  int parallel_slots(const Loop& l, std::int64_t iterations, std::int64_t parallel_slot_bytes,
+  int parallel_slots(const Step& l, std::int64_t iterations, std::int64_t parallel_slot_bytes,
                      int) const override {
     return nest_parallel_slots(l, iterations, parallel_slot_bytes);
   }

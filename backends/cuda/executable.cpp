@@ -38,7 +38,8 @@ class CudaExecutable final : public Executable {
         sequence_(sequence_of(*program_, near_, {.marks = options_.sync})) {
     if (options_.sync) marks_ = static_cast<int*>(api_.allocate_host(kMarks * sizeof(int)));
     if (sequence_.flags > 0 && !sequence_.communicates && fits_in_graph() && api_.has_ifs())
-      sequence_ = sequence_of(*program_, near_, {.marks = options_.sync, .parts = true});
+      sequence_ =
+          sequence_of(*program_, near_, {.marks = options_.sync, .conditional_nodes = true});
     require_memory();
     if (!options_.sync) join_equal(sequence_, *program_);  // sync reports faults by step
     make(sequence_.items);
@@ -119,7 +120,7 @@ class CudaExecutable final : public Executable {
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {
-      if (i.kind == Item::Kind::launch || i.kind == Item::Kind::part) {
+      if (i.kind == Item::Kind::launch || i.kind == Item::Kind::conditional) {
         kernels_.push_back(named(i.launch.source));
         waiting_.push_back(&i);
       }
@@ -220,7 +221,7 @@ class CudaExecutable final : public Executable {
           case Item::Kind::collective:
             collective(i);
             break;
-          case Item::Kind::part:
+          case Item::Kind::conditional:
             part(i);
             break;
           default:
@@ -361,7 +362,7 @@ class CudaExecutable final : public Executable {
     void loop(const Item& i) {
       auto& l = i.step->loop;
       for (std::int64_t t = 0; t < l.trips; ++t) {
-        if (l.variable >= 0) loops_[std::size_t(l.variable)] = l.reverse ? l.trips - 1 - t : t;
+        loops_[std::size_t(l.variable)] = l.reverse ? l.trips - 1 - t : t;
         run(i.body);
       }
     }

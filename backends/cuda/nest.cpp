@@ -24,7 +24,7 @@ template <class F>
 void each_step(const std::vector<Step>& steps, const F& f, std::int64_t times = 1) {
   for (auto& s : steps) {
     f(s, times);
-    each_step(s.loop.body, f, s.kind == Kind::loop ? times * s.loop.trips : times);
+    each_step(s.body, f, times * body_runs(s));
   }
 }
 template <class F> void each_view(const Step& s, const F& f) {
@@ -63,8 +63,8 @@ template <class F> void each_view(const Step& s, const F& f) {
       f(s.copy.x);
       f(s.copy.out);
       break;
-    case Kind::skip:
-      f(s.skip.unless);
+    case Kind::conditional:
+      f(s.conditional.flag);
       break;
     default:
       break;
@@ -82,11 +82,11 @@ bool is_for_kernel(Kind k) {
   }
 }
 // Returns the loops whose iterations a block runs together, outermost first.
-std::vector<const Loop*> nested(const Loop& outermost) {
-  std::vector<const Loop*> out{&outermost};
-  for (auto* l = &outermost;
-       l->body.size() == 1 && l->body[0].kind == Kind::loop && l->body[0].loop.parallel_slots > 0;)
-    out.push_back(l = &l->body[0].loop);
+std::vector<const Step*> nested(const Step& outermost) {
+  std::vector<const Step*> out{&outermost};
+  for (auto* s = &outermost;
+       s->body.size() == 1 && s->body[0].kind == Kind::loop && s->body[0].loop.parallel_slots > 0;)
+    out.push_back(s = &s->body[0]);
   return out;
 }
 std::string replaced(std::string source, const std::string& what, const std::string& by) {
@@ -97,18 +97,17 @@ std::string replaced(std::string source, const std::string& what, const std::str
 
 class Nest {
  public:
-  Nest(const Loop& outermost, const Program& p, std::int64_t near, bool marks)
-      : loop_(outermost), program_(p), loops_(nested(outermost)), marks_(marks) {
+  Nest(const Step& outermost, const Program& p, std::int64_t near, bool marks)
+      : loop_(outermost.loop), program_(p), loops_(nested(outermost)), marks_(marks) {
     std::int64_t iterations = 1;
-    for (auto* l : loops_) {
-      iterations *= l->trips;
-      nest_.loops.insert(l->variable);
+    for (auto* s : loops_) {
+      iterations *= s->loop.trips;
+      nest_.loops.insert(s->loop.variable);
     }
 
     each_step(body(), [&](auto& s, auto) {
       if (s.kind == Kind::loop) nest_.loops.insert(s.loop.variable);
     });
-    nest_.loops.erase(-1);
     find_tiles(body(), near);
     place(near);
     line("HALIAX_SHARED(shared);");
@@ -125,9 +124,10 @@ class Nest {
     open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)",
                      argument({-1, iterations})));
     line("Word rest = turn;");
-    for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
-      auto trips = argument({-1, (*l)->trips});
-      count(**l, fmt::format("rest % {}", trips), trips);
+    for (auto s = loops_.rbegin(); s != loops_.rend(); ++s) {
+      auto& l = (*s)->loop;
+      auto trips = argument({-1, l.trips});
+      count(l, fmt::format("rest % {}", trips), trips);
       line(fmt::format("rest /= {};", trips));
     }
     steps(body());
@@ -196,8 +196,7 @@ class Nest {
       tiles_[&all] = std::move(found);
       return;
     }
-    for (auto& s : all)
-      if (s.kind == Kind::loop) find_tiles(s.loop.body, near);
+    for (auto& s : all) find_tiles(s.body, near);
   }
   bool is_unused(int slot) const {
     return std::any_of(tiles_.begin(), tiles_.end(),
@@ -297,7 +296,6 @@ class Nest {
 
   // ---- steps ----
   void count(const Loop& l, const std::string& iteration, const std::string& trips) {
-    if (l.variable < 0) return;
     line(fmt::format("const Word n{} = {}{};", l.variable, l.reverse ? trips + " - 1 - " : "",
                      iteration));
   }
@@ -329,9 +327,9 @@ class Nest {
   }
   void any(const Step& s) {
     if (s.kind == Kind::loop)
-      loop(s.loop);
-    else if (s.kind == Kind::skip)
-      skip(s.skip.unless);
+      loop(s);
+    else if (s.kind == Kind::conditional)
+      conditional(s);
     else
       one(s);
   }
@@ -347,22 +345,26 @@ class Nest {
       if (a.is_pass()) wait();
     }
   }
-  void loop(const Loop& l) {
+  void loop(const Step& s) {
+    auto& l = s.loop;
     auto iteration = fmt::format("t{}", counted_++), trips = argument({-1, l.trips});
     open(fmt::format("for (Word {0} = 0; {0} < {1}; ++{0})", iteration, trips));
     count(l, iteration, trips);
-    steps(l.body);
+    steps(s.body);
     close();
   }
   // All threads read the flag before the first one continues, because later steps may overwrite it.
-  void skip(const View& unless) {
+  void conditional(const Step& s) {
+    auto& view = s.conditional.flag;
     SourceWriter w(&nest_);
-    auto base = w.base(unless), at = w.at(unless, {});
-    auto flag = fmt::format("made{}", counted_++);
+    auto base = w.base(view), at = w.at(view, {});
+    auto flag = fmt::format("flag{}", counted_++);
     line(fmt::format("bool {};", flag));
     step("", fmt::format("{} = load<bool>({}, {});\n", flag, base, at));
     wait();
-    line(fmt::format("if (!{}) continue;", flag));
+    open(fmt::format("if ({})", flag));
+    steps(s.body);
+    close();
   }
   void one(const Step& s) {
     mark(s);
@@ -458,7 +460,7 @@ class Nest {
 
   const Loop& loop_;
   const Program& program_;
-  const std::vector<const Loop*> loops_;
+  const std::vector<const Step*> loops_;
   NestContext nest_;
   std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;  // by body
   // bytes of shared memory: staged operands, results of reductions, and other values
@@ -476,7 +478,7 @@ std::int64_t shared_limit_of(int sm) {
   return sm == 90 || (sm >= 100 && sm < 120) ? 227 * kKibi : kMinSharedLimit;
 }
 
-int nest_parallel_slots(const Loop& outermost, std::int64_t iterations,
+int nest_parallel_slots(const Step& outermost, std::int64_t iterations,
                         std::int64_t parallel_slot_bytes) {
   auto& body = nested(outermost).back()->body;
   bool fits = iterations > 1 && count_contractions(body) > 0;
@@ -497,13 +499,13 @@ int nest_parallel_slots(const Loop& outermost, std::int64_t iterations,
              ? 1
              : int(std::min<std::int64_t>(iterations, kBlocks));
 }
-Launch nest_launch(const Loop& l, const Program& p, std::int64_t shared_limit, bool marks) {
+Launch nest_launch(const Step& l, const Program& p, std::int64_t shared_limit, bool marks) {
   return Nest(l, p, shared_limit, marks).out;
 }
 std::string failed_part(const Launch& l, const int* marks) {
   auto name = [](const Step& s) {
     const Step* named = &s;
-    while (named->kind == Kind::loop) named = &named->loop.body.back();
+    while (!named->body.empty()) named = &named->body.back();
     return *named->op ? fmt::format("{} ({})", named->op, named->where) : std::string();
   };
   std::set<int> at;

@@ -9,11 +9,11 @@ namespace haliax::cuda {
 
 // Returns the result of Device::parallel_slots: 1 if all values of an iteration certainly fit into
 // shared memory; 0 if separate steps are faster, or a step cannot run inside a kernel.
-int nest_parallel_slots(const program::Loop&, std::int64_t iterations,
+int nest_parallel_slots(const program::Step& loop, std::int64_t iterations,
                         std::int64_t parallel_slot_bytes);
 // shared_limit: bytes of shared memory that a block may use. marks: each block records the element
 // of Launch::parts that it runs.
-Launch nest_launch(const program::Loop&, const program::Program&, std::int64_t shared_limit,
+Launch nest_launch(const program::Step& loop, const program::Program&, std::int64_t shared_limit,
                    bool marks = false);
 // Describes a failed nest in an error: the op and line of each step that some block was running, or
 // of the first matmul if there are no marks.

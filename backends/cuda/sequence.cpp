@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <set>
-#include <span>
 #include <utility>
 
 #include "nest.h"
@@ -15,25 +14,25 @@ namespace {
 
 using namespace program;
 
-// Returns a launch that computes the flag of the rest of an iteration: true if `so_far` and
-// `unless` are true.
-Launch look_at(const View& unless, int so_far, int flag) {
+// Returns a launch that computes the flag of a conditional: true if its condition and the flag of
+// the enclosing conditional are true.
+Launch compute_flag(const View& condition, int around, int flag) {
   SourceWriter w;
-  auto base = w.base(unless), at = w.at(unless, {}),
+  auto base = w.base(condition), at = w.at(condition, {}),
        to = w.argument(KernelArgument{kFlagSlot, flag, {}, true});
   auto value = "load<bool>(" + base + ", " + at + ")";
-  if (so_far >= 0)
-    value += " && load<bool>(" + w.argument(KernelArgument{kFlagSlot, so_far}) + ", 0)";
+  if (around >= 0)
+    value += " && load<bool>(" + w.argument(KernelArgument{kFlagSlot, around}) + ", 0)";
   w.line("store<bool>(" + to + ", 0, " + value + ");");
   auto out = w.launch(1);
   out.threads = 1;
   return out;
 }
 
-// Returns a launch that sets the condition of a conditional part instead.
-Launch set_condition(const View& unless) {
+// Returns a launch that sets the condition of a conditional node instead.
+Launch set_condition(const View& condition) {
   SourceWriter w;
-  auto base = w.base(unless), at = w.at(unless, {}), handle = w.argument(0);
+  auto base = w.base(condition), at = w.at(condition, {}), handle = w.argument(0);
   w.line(fmt::format("{}({}, load<bool>({}, {}));", kSetCondition, handle, base, at));
   auto out = w.launch(1);
   out.threads = 1;
@@ -62,7 +61,7 @@ class SequenceMaker {
   Sequence out;
 
  private:
-  // ---- accesses in iterations that may end early: slot -> flags of these iterations ----
+  // ---- accesses in conditionals: slot -> flags of these conditionals ----
   void touch(int slot, int flag) {
     if (slot < 0) return;
     touched_[std::size_t(program_.memory(slot))].insert(flag);
@@ -91,33 +90,23 @@ class SequenceMaker {
     return std::all_of(all.begin(), all.end(), inside);
   }
 
-  std::vector<Item> items_of(std::span<const Step> steps, int flag) {
+  std::vector<Item> items_of(const std::vector<Step>& steps, int flag) {
     std::vector<Item> items;
     for (auto& s : steps) {
       Item i{.step = &s, .flag = flag};
-      if (options_.parts && s.kind == Kind::skip) {
-        i.kind = Item::Kind::part;
-        i.launch = set_condition(s.skip.unless);
-        i.body = items_of(steps.subspan(std::size_t(&s - steps.data()) + 1), flag);
-        items.push_back(std::move(i));
-        break;  // the part contains the rest of the iteration
-      }
       switch (s.kind) {
         case Kind::loop:
           if (s.loop.parallel_slots > 0) {
-            i.launch = nest_launch(s.loop, program_, shared_limit_, options_.marks);
+            i.launch = nest_launch(s, program_, shared_limit_, options_.marks);
             if (flag >= 0) i.launch = guarded(std::move(i.launch), {kFlagSlot, flag});
           } else {
             i.kind = Item::Kind::loop;
-            i.body = items_of(s.loop.body, flag);
+            i.body = items_of(s.body, flag);
           }
           items.push_back(std::move(i));
           break;
-        case Kind::skip:
-          i.launch = look_at(s.skip.unless, flag, out.flags);
-          items.push_back(std::move(i));
-          around_.push_back(flag);
-          flag = out.flags++;
+        case Kind::conditional:
+          conditional(items, s, flag);
           break;
         case Kind::host:
           if (s.host.once && program_.device > 0) break;
@@ -139,6 +128,20 @@ class SequenceMaker {
       }
     }
     return items;
+  }
+  void conditional(std::vector<Item>& items, const Step& s, int flag) {
+    Item i{.step = &s, .flag = flag};
+    if (options_.conditional_nodes) {
+      i.kind = Item::Kind::conditional;
+      i.launch = set_condition(s.conditional.flag);
+      i.body = items_of(s.body, flag);
+      return items.push_back(std::move(i));
+    }
+    const int mine = out.flags++;
+    i.launch = compute_flag(s.conditional.flag, flag, mine);
+    items.push_back(std::move(i));
+    around_.push_back(flag);
+    for (auto& inner : items_of(s.body, mine)) items.push_back(std::move(inner));
   }
   void add(std::vector<Item>& items, const Step& what, const Step& of, int flag) {
     if (shadowed_.count(&what) > 0) return add_shadow(items, what, flag);
@@ -195,7 +198,7 @@ class SequenceMaker {
   const Program& program_;
   const std::int64_t shared_limit_;
   const SequenceOptions options_;
-  std::vector<int> around_;             // per flag, the flag of the enclosing iteration; -1: none
+  std::vector<int> around_;             // per flag, the flag of the enclosing conditional; -1: none
   std::vector<std::set<int>> touched_;  // by slot
   std::set<std::pair<const Step*, int>> in_vain_;
   std::set<const Step*> shadowed_;  // contractions
@@ -212,7 +215,7 @@ std::int64_t steps_in_graph(const std::vector<Item>& items) {
   for (auto& i : items) {
     if (i.kind == Item::Kind::loop)
       sum += i.step->loop.trips * steps_in_graph(i.body);
-    else if (i.kind == Item::Kind::part)
+    else if (i.kind == Item::Kind::conditional)
       sum += 2 + steps_in_graph(i.body);  // 2: the kernel that sets the condition, and the node
     else
       sum += i.kind == Item::Kind::collective ? steps_in_graph(i.body) : 1;

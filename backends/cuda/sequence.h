@@ -19,22 +19,23 @@ struct Message {
   std::int64_t bytes = 0;
 };
 struct Item {
-  enum class Kind : std::uint8_t { launch, product, exchange, loop, collective, host, part };
+  enum class Kind : std::uint8_t { launch, product, exchange, loop, collective, host, conditional };
   Kind kind = Kind::launch;
   const program::Step* step = nullptr;  // the step that it implements
   Launch launch = {};
   Handle created = nullptr;            // kernel or matmul
   std::vector<Message> messages = {};  // transfers of an exchange
-  // The body of a loop, of a collective (which runs in its own stream), or of a conditional part of
+  // The body of a loop, of a collective (which runs in its own stream), or of a conditional node of
   // a graph.
   std::vector<Item> body = {};
-  int flag = -1;  // flag of its iteration; the host checks it before host steps and collectives
+  // flag of the enclosing conditional; the host checks it before host steps and collectives
+  int flag = -1;
   Handle ready = nullptr, finished = nullptr;  // events of a collective
 };
 
-// Iterations that may end early (Skip) become conditional parts of a graph (Api::begin_if). This is
+// Conditionals become conditional nodes of a graph (Api::begin_if). This is
 // not possible without a graph, without machine support, or if exchanges would be in the same
-// graph. In these cases each such iteration has a flag in memory of the executable, addressed by a
+// graph. In these cases each conditional has a flag in memory of the executable, addressed by a
 // special slot of KernelArgument. Kernels check the flag themselves. Library matmuls cannot check
 // it and always run. If a skipped result would be visible outside, the matmul writes to memory of
 // the executable (the shadow), and a kernel that checks the flag copies the result.
@@ -49,8 +50,8 @@ struct Sequence {
   bool multiplies = false;        // by library matmuls
 };
 struct SequenceOptions {
-  bool marks = false;  // nests record the step that they run (nest.h)
-  bool parts = false;  // skips become conditional parts of the graph
+  bool marks = false;              // nests record the step that they run (nest.h)
+  bool conditional_nodes = false;  // conditionals become nodes of the graph
 };
 // Returns the sequence without handles. shared_limit: bytes of shared memory that a block may use
 // (nest.h).

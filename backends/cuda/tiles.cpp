@@ -47,15 +47,13 @@ template <class F> void each_access(const Step& s, const F& f) {  // f(view, wri
       f(s.copy.x, false);
       f(s.copy.out, true);
       break;
-    case Kind::skip:
-      f(s.skip.unless, false);
-      break;
-    case Kind::loop:
-      for (auto& inner : s.loop.body) each_access(inner, f);
+    case Kind::conditional:
+      f(s.conditional.flag, false);
       break;
     default:
       break;
   }
+  for (auto& inner : s.body) each_access(inner, f);
 }
 Dims without_ones(const Dims& dims) {
   Dims out;
@@ -112,7 +110,8 @@ std::optional<Flat> flat(const Contract& c) {
   if (!fits) return {};
   return f;
 }
-// A matmul that computes one block of columns, or a loop that computes one block per iteration.
+// A matmul that computes one block of columns, or a loop that computes one block per iteration. A
+// flag may skip a block.
 struct Block {
   const Contract* c = nullptr;
   Flat f = {};
@@ -123,15 +122,16 @@ struct Block {
 std::optional<Block> block_of(const Step& s) {
   Block b;
   const Step* product = &s;
-  if (s.kind == Kind::loop) {
-    auto& body = s.loop.body;
-    if (s.loop.parallel_slots > 0 || body.empty() || body.size() > 2 ||
-        (body.size() == 2 && body[0].kind != Kind::skip))
-      return {};
-    if (body.size() == 2) b.flag = &body[0].skip.unless;
-    product = &body.back();
+  if (product->kind == Kind::loop) {
+    if (s.loop.parallel_slots > 0 || s.body.size() != 1) return {};
+    product = &s.body[0];
     b.variable = s.loop.variable;
     b.trips = s.loop.trips;
+  }
+  if (product->kind == Kind::conditional) {
+    if (product->body.size() != 1) return {};
+    b.flag = &product->conditional.flag;
+    product = &product->body[0];
   }
   if (product->kind != Kind::contract) return {};
   auto f = flat(product->contract);
@@ -164,7 +164,6 @@ class Finder {
   bool find_space() {
     std::set<int> created;
     for (auto& s : steps_) {
-      if (s.kind == Kind::skip) return false;  // steps after it must not move
       if (auto b = block_of(s); b && is_16_bit(b->c->a.dtype)) created.insert(root(b->c->out.slot));
       auto& f = s.fused;
       if (s.kind != Kind::fused || f.outer <= 0 || f.outer >= int(f.dims.size())) continue;

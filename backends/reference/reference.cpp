@@ -103,11 +103,9 @@ class Run {
         case Kind::copy:
           run(Gather{s.copy.dims, s.copy.x, s.copy.out, {}});
           break;
-        case Kind::skip:
-          if (get(s.skip.unless, start(s.skip.unless)).integer)
-            break;
-          else
-            return;
+        case Kind::conditional:
+          if (get(s.conditional.flag, start(s.conditional.flag)).integer) run(s.body);
+          break;
         case Kind::custom:
           run(s.custom);
           break;
@@ -122,9 +120,8 @@ class Run {
           break;
         case Kind::loop:
           for (std::int64_t t = 0; t < s.loop.trips; ++t) {
-            if (s.loop.variable >= 0)
-              loops_.at(std::size_t(s.loop.variable)) = s.loop.reverse ? s.loop.trips - 1 - t : t;
-            run(s.loop.body);
+            loops_.at(std::size_t(s.loop.variable)) = s.loop.reverse ? s.loop.trips - 1 - t : t;
+            run(s.body);
           }
       }
     }

@@ -157,7 +157,7 @@ const bool forks = at_fork(
 // Returns true if the steps communicate with other devices or call the host.
 bool blocks(const std::vector<Step>& steps) {
   return std::any_of(steps.begin(), steps.end(), [](auto& s) {
-    return s.kind == Kind::collective || s.kind == Kind::host || blocks(s.loop.body);
+    return s.kind == Kind::collective || s.kind == Kind::host || blocks(s.body);
   });
 }
 // An executable that runs asynchronously on the thread of its device. Programs that block run on
@@ -191,8 +191,8 @@ class SeparateMemoryDevice final : public Device {
   std::int64_t scratch_bytes(const Step& s, int workers) const override {
     return steps_->scratch_bytes(s, workers);
   }
-  int parallel_slots(const program::Loop& l, std::int64_t iterations,
-                     std::int64_t parallel_slot_bytes, int workers) const override {
+  int parallel_slots(const Step& l, std::int64_t iterations, std::int64_t parallel_slot_bytes,
+                     int workers) const override {
     return steps_->parallel_slots(l, iterations, parallel_slot_bytes, workers);
   }
   Machine machine() const override { return steps_->machine(); }

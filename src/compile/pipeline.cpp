@@ -170,7 +170,7 @@ std::string text_of(const Compilation& c, Stage on) {
 }
 std::int64_t size_of(const std::vector<program::Step>& steps) {
   auto n = std::int64_t(steps.size());
-  for (auto& s : steps) n += size_of(s.loop.body);
+  for (auto& s : steps) n += size_of(s.body);
   return n;
 }
 // Returns the number of nodes of a graph, or of steps of a plan or a Program.

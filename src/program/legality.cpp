@@ -194,8 +194,8 @@ std::string fault_of(const Step& s, const Program& p) {
       return dtype_fault(s.cumulative.x, s.cumulative.out);
     case StepKind::sort:
       return dtype_fault(s.sort.x, s.sort.out);
-    case StepKind::skip:
-      return flag_fault(s.skip.unless.dtype);
+    case StepKind::conditional:
+      return flag_fault(s.conditional.flag.dtype);
     case StepKind::collective:
       return CollectiveCheck{s.collective, p}.fault();
     case StepKind::contract:

@@ -46,28 +46,32 @@ Dims dims_of(const Step& s) {
     case Kind::loop:  // their views have dims of their own, or none
     case Kind::collective:
     case Kind::finish:
-    case Kind::skip:
+    case Kind::conditional:
     case Kind::host:
       break;
   }
   return {};
 }
 
+std::int64_t body_runs(const Step& s) {
+  return s.kind == Kind::loop ? s.loop.trips : s.kind == Kind::conditional ? 1 : 0;
+}
 double multiplications(const std::vector<Step>& steps) {
   double sum = 0;
-  for (auto& s : steps)
-    if (s.kind == Kind::loop) {
-      if (!s.loop.continues_previous) sum += double(s.loop.trips) * multiplications(s.loop.body);
-    } else if (s.kind == Kind::contract) {
+  for (auto& s : steps) {
+    if (s.kind == Kind::contract) {
       double n = 1;
       for (auto d : dims_of(s)) n *= double(d);
       sum += n;
+    } else if (!s.loop.continues_previous) {
+      sum += double(body_runs(s)) * multiplications(s.body);
     }
+  }
   return sum;
 }
 int count_contractions(const std::vector<Step>& steps) {
   int n = 0;
-  for (auto& s : steps) n += s.kind == Kind::contract ? 1 : count_contractions(s.loop.body);
+  for (auto& s : steps) n += s.kind == Kind::contract ? 1 : count_contractions(s.body);
   return n;
 }
 

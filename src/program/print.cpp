@@ -10,9 +10,9 @@
 namespace haliax::program {
 namespace {
 
-const char* const kKinds[] = {"fused",      "contract", "gather",     "scatter", "sort",
-                              "cumulative", "loop",     "collective", "finish",  "copy",
-                              "skip",       "custom",   "host"};
+const char* const kKinds[] = {"fused",       "contract", "gather",     "scatter", "sort",
+                              "cumulative",  "loop",     "collective", "finish",  "copy",
+                              "conditional", "custom",   "host"};
 const char* const kCollectiveKindNames[] = {"all_reduce", "reduce_scatter", "all_gather",
                                             "exchange"};
 const char* const kSkipFlagNames[] = {"", " unless unread", " unless zero"};
@@ -84,8 +84,8 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
       for (auto& x : c.arrays) out += (&x == &c.arrays.back() ? " to " : " ") + of(x);
       return out;
     }
-    case Kind::skip:
-      return "skip the rest unless " + of(s.skip.unless);
+    case Kind::conditional:
+      return "if " + of(s.conditional.flag);
     case Kind::collective: {
       auto& c = s.collective;
       auto start = c.call < 0 ? "" : fmt::format("start {}: ", c.call);
@@ -105,9 +105,8 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
                                           l.parallel_slot_bytes)
                         : l.parallel_slots > 0 ? " in parallel"
                                                : "";
-  return fmt::format("loop {}x{}{}{}{}", l.variable < 0 ? "" : fmt::format("i{} ", l.variable),
-                     l.trips, l.reverse ? " reversed" : "", l.continues_previous ? " again" : "",
-                     parallel_slots);
+  return fmt::format("loop i{} x{}{}{}{}", l.variable, l.trips, l.reverse ? " reversed" : "",
+                     l.continues_previous ? " again" : "", parallel_slots);
 }
 // The positions of each step in the Timeline: one, or the first and the last one of a loop.
 using Positions = std::unordered_map<const Step*, StepRange>;
@@ -130,7 +129,7 @@ std::string text(const Program& p, const std::vector<Step>& steps, const Positio
     if (!s.where.empty()) comment += fmt::format(" {} {}", s.op, s.where);
     out += indent + text(p, s, indent);
     if (!comment.empty()) out += "    #" + comment;
-    out += "\n" + text(p, s.loop.body, positions, indent + "  ");
+    out += "\n" + text(p, s.body, positions, indent + "  ");
   }
   return out;
 }

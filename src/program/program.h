@@ -74,7 +74,7 @@ enum class Kind : std::uint8_t {
   collective,
   finish,
   copy,
-  skip,
+  conditional,
   custom,
   host
 };
@@ -210,9 +210,10 @@ struct Finish {
   int call = 0;
   std::vector<View> x, out;  // the arrays of the collective, without dims
 };
-// Ends the current iteration of the innermost loop if the flag (bool, without dims) is false.
-struct Skip {
-  View unless;
+// Runs the steps of Step::body if the flag (bool, without dims) is true. Otherwise these steps
+// leave memory unchanged.
+struct Conditional {
+  View flag;
 };
 // A user's function (haliax/custom_op.h) that runs once per position of the first `outer` dims. It
 // receives the address of the first element of each array, the sizes of the other dims (at least
@@ -236,24 +237,19 @@ struct Host {
   std::shared_ptr<const HostCall> call;
   bool once = true;  // true: only the first device of a mesh runs it; false: each device runs it
 };
-struct Step;
-// A loop. If `parallel_slots` > 0, its iterations access disjoint memory, and up to that many may
-// run concurrently, each in its own parallel slot. A parallel slot is memory for the values and the
-// scratch of one iteration: slot k has `parallel_slot_bytes` bytes of the arena, at offset
-// `parallel_slot_start` + k * `parallel_slot_bytes`. Offsets of slots and scratch in the body refer
-// to slot 0. If the body is a single loop with parallel slots, the inner loop has no memory of its
-// own, and all iterations of both loops may run concurrently. A backend without parallel execution
-// runs all iterations in slot 0.
+// A loop over the steps of Step::body. If `parallel_slots` > 0, its iterations access disjoint
+// memory, and up to that many may run concurrently, each in its own parallel slot. A parallel slot
+// is memory for the values and the scratch of one iteration: slot k has `parallel_slot_bytes` bytes
+// of the arena, at offset `parallel_slot_start` + k * `parallel_slot_bytes`. Offsets of slots and
+// scratch in the body refer to slot 0. If the body is a single loop with parallel slots, the inner
+// loop has no memory of its own, and all iterations of both loops may run concurrently. A backend
+// without parallel execution runs all iterations in slot 0.
 struct Loop {
-  // loop variable in terms; -1: no term refers to the loop, which runs once and limits a skip to
-  // a part of an iteration
-  int variable = 0;
+  int variable = 0;  // loop variable in terms
   std::int64_t trips = 0;
   bool reverse = false;
   // true: runs the iterations that the loop before skipped; estimates count both loops as one
   bool continues_previous = false;
-  // no initializer, since clang requires the complete type for one
-  std::vector<Step> body;
   int parallel_slots = 0;  // largest number of concurrent iterations; 0: sequential
   std::int64_t parallel_slot_start = -1, parallel_slot_bytes = 0;  // set by plan_memory
 };
@@ -269,14 +265,15 @@ struct Step {
   Sort sort = {};
   Cumulative cumulative = {};
   Copy copy = {};
-  Skip skip = {};
   Collective collective = {};
   Finish finish = {};
   Custom custom = {};
   Host host = {};
   Loop loop = {};
-  const char* op = "";     // name of the op that the step computes
-  std::string where = {};  // file:line and module path, for reports
+  Conditional conditional = {};
+  std::vector<Step> body = {};  // of a loop or a conditional
+  const char* op = "";          // name of the op that the step computes
+  std::string where = {};       // file:line and module path, for reports
   // byte offset in the arena, aligned, of `scratch_bytes` bytes that only this step uses while it
   // runs
   std::int64_t scratch = -1;
@@ -345,8 +342,11 @@ Dims row_major(const Dims&);
 // Returns the dims over which all views of a step iterate; empty for kinds whose views have dims of
 // their own or none.
 Dims dims_of(const Step&);
-// Returns the multiplications of all contractions, over all iterations of loops. A loop with
-// Loop::continues_previous adds none.
+// Returns how often the body of a step runs: once per iteration of a loop, at most once for a
+// conditional. Returns 0 for other steps.
+std::int64_t body_runs(const Step&);
+// Returns the multiplications of all contractions, over all iterations of loops, if all flags are
+// true. A loop with Loop::continues_previous adds none.
 double multiplications(const std::vector<Step>&);
 // Returns the number of contract steps, with each loop body counted once.
 int count_contractions(const std::vector<Step>&);
@@ -465,14 +465,15 @@ class Device {
   // `parallel_slot_bytes` bytes; 0 if they run one after another. Called for loops whose iterations
   // access disjoint memory. `iterations` counts those of all loops of the nest if the body is a
   // single such loop. `workers` is the same as for scratch_bytes.
-  virtual int parallel_slots([[maybe_unused]] const Loop&, [[maybe_unused]] std::int64_t iterations,
+  virtual int parallel_slots([[maybe_unused]] const Step& loop,
+                             [[maybe_unused]] std::int64_t iterations,
                              [[maybe_unused]] std::int64_t parallel_slot_bytes,
                              [[maybe_unused]] int workers) const {
     return 0;
   }
   virtual Machine machine() const { return {}; }
-  // Returns false if the compiler skips the optional passes, so that Programs have no step of
-  // kind skip and compute each node of the graph as written. For a backend that is an oracle.
+  // Returns false if the compiler skips the optional passes, so that Programs compute each
+  // node of the graph as written. For a backend that is an oracle.
   virtual bool runs_optional_passes() const { return true; }
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;
 

@@ -2,7 +2,8 @@
 //
 // In: a Program. Out: a position for each step, the loops by their positions, the accesses to each
 // slot in order, and live ranges. Always: a loop has two positions, one before its body and one
-// after it, so that a value that is live throughout the loop ends at no step of the body.
+// after it, so that a value that is live throughout the loop ends at no step of the body. A
+// conditional has one position, before its body.
 #pragma once
 #include <algorithm>
 
@@ -73,10 +74,11 @@ template <class StepType> class TimelineOf {
       each_access(s, [&](int slot, bool writes, const program::View* v) {
         accesses_[std::size_t(memory[std::size_t(slot)])].push_back({last(), &s, writes, v});
       });
+      if (s.kind == program::Kind::conditional) number(s.body, loop, memory);
       if (s.kind != program::Kind::loop) continue;
       const auto mine = loops_.size();
       loops_.push_back({last(), 0});
-      number(s.loop.body, int(mine), memory);
+      number(s.body, int(mine), memory);
       add(s, loop, true);
       loops_[mine].end = last();
     }

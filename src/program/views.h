@@ -28,7 +28,7 @@ inline bool touches_only_views(program::Kind k) {
     case Kind::sort:
     case Kind::cumulative:
     case Kind::copy:
-    case Kind::skip:
+    case Kind::conditional:
     case Kind::loop:
       return true;
     case Kind::custom:
@@ -41,7 +41,8 @@ inline bool touches_only_views(program::Kind k) {
 }
 // Calls f(view, writes) for each view of a step (const or not), reads first. The views of a fused
 // step are in the order of its code. A view that a step adds to is passed twice: as read, then as
-// written. A loop has no views; its body holds steps of its own.
+// written. The steps in the body of a loop or a
+// conditional are not included.
 template <class S, class F> void each_view(S& s, F f) {
   using program::Code;
   using program::Kind;
@@ -89,8 +90,8 @@ template <class S, class F> void each_view(S& s, F f) {
     case Kind::custom:
       for (auto& x : s.custom.arrays) f(x, &x == &s.custom.arrays.back());
       break;
-    case Kind::skip:
-      f(s.skip.unless, false);
+    case Kind::conditional:
+      f(s.conditional.flag, false);
       break;
     case Kind::collective:
       for (auto& o : s.collective.x) f(o.view, false);
@@ -115,11 +116,11 @@ template <class F> void each_access(const program::Step& s, F f) {
     if (v.slot >= 0) f(v.slot, writes, &v);
   });
 }
-// Calls f(step) for all steps, in order; the body of a loop follows the loop.
+// Calls f(step) for all steps, in order; the body of a step follows the step.
 template <class Steps, class F> void each_step(Steps& steps, const F& f) {
   for (auto& s : steps) {
     f(s);
-    each_step(s.loop.body, f);
+    each_step(s.body, f);
   }
 }
 

@@ -44,7 +44,7 @@ std::string step_shape(const Step& s) {
     return all.empty() ? "" : all[0];
   }
   if (s.kind == program::Kind::loop) return fmt::format("{} iterations", s.loop.trips);
-  return s.kind == program::Kind::skip || s.kind == program::Kind::host
+  return s.kind == program::Kind::conditional || s.kind == program::Kind::host
              ? ""
              : dims_text(program::dims_of(s));
 }
@@ -223,7 +223,7 @@ void Profiler::describe(const program::Program& p, const std::vector<Step>& step
       r.products = name_of(bytes_of(a.dtype) >= bytes_of(b.dtype) ? a.dtype : b.dtype);
     }
     known.row_of[&s] = row(std::move(r));
-    describe(p, s.loop.body,
+    describe(p, s.body,
              {around.loops + 1,
               std::max(around.side_by_side, std::min(s.loop.parallel_slots, threads()))},
              known);

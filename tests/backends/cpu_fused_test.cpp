@@ -341,7 +341,8 @@ TEST_CASE("cpu: iota, loop indices and terms in memory match the reference") {
   const View out = c.view(true, DType::f32, {6, n}, Case::dense),
              last = c.view(true, DType::f32, {n}, Case::dense);
   c.program.loops = 2;
-  auto& loop = c.add(Kind::loop).loop;
+  auto& step = c.add(Kind::loop);
+  auto& loop = step.loop;
   loop.variable = 0;
   loop.trips = 6;
   loop.reverse = true;
@@ -373,7 +374,7 @@ TEST_CASE("cpu: iota, loop indices and terms in memory match the reference") {
                      op(Code::add, DType::f32, {2, 3}),
                      store(to, 4),
                      store(last, 4, false, Code::store_add)};
-  loop.body.push_back(body);
+  step.body.push_back(body);
   compare(c);
 }
 

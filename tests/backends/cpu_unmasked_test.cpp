@@ -167,7 +167,7 @@ TEST_CASE(
   int tiles = 0, masked = 0;
   auto look = [&](const std::vector<program::Step>& steps, const auto& self) -> void {
     for (auto& s : steps) {
-      self(s.loop.body, self);
+      self(s.body, self);
       if (s.kind != program::Kind::fused) continue;
       const auto& code = s.fused.code;
       const bool compares = std::any_of(

@@ -49,8 +49,8 @@ Case adds_one(std::int64_t n, std::int64_t iterations = 1) {
                   store(out, 2)};
   Step repeated = s;  // out += 1
   repeated.fused.code[0].view = out;
-  Step loop{.kind = Kind::loop,
-            .loop = {.variable = 0, .trips = iterations - 1, .body = {repeated}}};
+  Step loop{
+      .kind = Kind::loop, .loop = {.variable = 0, .trips = iterations - 1}, .body = {repeated}};
   c.program.steps = {s, loop};
   c.program.loops = 1;
   c.program.called = "jit at there.cpp:7";
@@ -206,8 +206,8 @@ TEST_CASE(
 
 namespace {
 
-// Matmuls in iterations of which some are skipped. With `inner`, a part of the iteration is
-// skipped, too.
+// Matmuls in iterations of which some are skipped. With every fourth
+// seed, an inner conditional skips them, too.
 Case skipped_products(unsigned seed, DType d) {
   Case c(seed);
   const std::int64_t iterations = 5;
@@ -217,20 +217,19 @@ Case skipped_products(unsigned seed, DType d) {
   random_contract(c, {2}, {3}, {4}, {5}, d, d, c.random.coin(), seed % 3 == 0);
   auto step = c.program.steps[0];
   step.scratch = -1;
-  Step skip{
-      .kind = Kind::skip,
-      .skip = {{flags.slot, DType::boolean, flags.offset, {}, {Term{.loop = 0, .stride = 1}}}}};
-  std::vector<Step> body{skip, step};
-  if (seed % 4 == 3) {  // in a part of the iteration only
-    Step other = skip;
-    other.skip.unless.terms[0].stride = -1;
-    other.skip.unless.offset += iterations - 1;
-    Step part{.kind = Kind::loop,
-              .loop = {.variable = -1, .trips = 1, .body = {skip, other, step}}};
-    body = {part};
+  const Term iteration{.loop = 0, .stride = 1};
+  Step conditional{.kind = Kind::conditional,
+                   .conditional = {{flags.slot, DType::boolean, flags.offset, {}, {iteration}}}};
+  if (seed % 4 == 3) {  // in an inner conditional
+    Step inner = conditional;
+    inner.conditional.flag.terms[0].stride = -1;
+    inner.conditional.flag.offset += iterations - 1;
+    inner.body = {step};
+    step = inner;
   }
+  conditional.body = {step};
   c.program.steps = {
-      {.kind = Kind::loop, .loop = {.variable = 0, .trips = iterations, .body = body}}};
+      {.kind = Kind::loop, .loop = {.variable = 0, .trips = iterations}, .body = {conditional}}};
   c.program.loops = 1;
   return c;
 }

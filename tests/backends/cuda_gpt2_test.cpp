@@ -36,7 +36,7 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
   for (auto& i : items) {
     if (i.kind == Item::Kind::loop) count(i.body, times * i.step->loop.trips, into);
     // the kernel that evaluates the condition
-    if (i.kind == Item::Kind::part) {
+    if (i.kind == Item::Kind::conditional) {
       ++into.kernels;
       count(i.body, times, into);
     }
@@ -101,16 +101,17 @@ TEST_CASE(
   Compilation c;
   c.options.device = device.get();
   plan_step(c, 4'000'000'000);
-  for (bool parts : {false, true}) {  // iterations that end early: flags, or parts of the graph
-    CAPTURE(parts);
-    auto sequence = cuda::sequence_of(*c.program, cuda::shared_limit_of(90), {.parts = parts});
+  for (bool nodes : {false, true}) {  // conditionals: by flags, or by nodes of the graph
+    CAPTURE(nodes);
+    auto sequence =
+        cuda::sequence_of(*c.program, cuda::shared_limit_of(90), {.conditional_nodes = nodes});
     cuda::join_equal(sequence, *c.program);
     Counts n;
     count(sequence.items, 1, n);
     MESSAGE(n.kernels, " kernels, ", n.products, " products, ", n.packings, " packings, ",
             n.result_copies, " kernels behind products, ", cuda::steps_in_graph(sequence.items),
             " steps in the graph, ", c.program->peak_bytes, " bytes");
-    CHECK(n.result_copies == (parts ? 0 : 4));
+    CHECK(n.result_copies == (nodes ? 0 : 4));
     CHECK(n.packings == 2);
     CHECK(cuda::steps_in_graph(sequence.items) < 700);
     CHECK(c.program->peak_bytes < 23e9);
@@ -233,7 +234,7 @@ TEST_CASE("cuda: an iteration of one fused step is one node of a graph") {
           .node()};
   run(c);
   const auto nodes = cuda::steps_in_graph(
-      cuda::sequence_of(*c.program, cuda::shared_limit_of(90), {.parts = true}).items);
+      cuda::sequence_of(*c.program, cuda::shared_limit_of(90), {.conditional_nodes = true}).items);
   CHECK(nodes >= Iterations.size);
   CHECK(nodes <= Iterations.size + 2);
 }

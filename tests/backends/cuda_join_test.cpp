@@ -81,10 +81,9 @@ TEST_CASE("cuda join: dependent steps stay in order") {
       if (from.slot == to.slot) continue;
       c.program.steps.push_back(scaled(from, to, 1 + c.random.below(n), 1 + c.random.normal()));
       if (k == 11) {  // a loop that reads and writes the same arrays
-        Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = 3, .body = {}}};
+        Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = 3}};
         for (int j = 0; j < 3; ++j)
-          loop.loop.body.push_back(
-              scaled(arrays[any(0)], arrays[any(1)], 1 + c.random.below(n), 0.5));
+          loop.body.push_back(scaled(arrays[any(0)], arrays[any(1)], 1 + c.random.below(n), 0.5));
         c.program.steps.push_back(loop);
         c.program.loops = 1;
       }

@@ -79,7 +79,8 @@ Case loop_case(DType d, std::int64_t far = 0) {
   const int scores = per_iteration(m * l * 4, 64),
             weights = per_iteration(m * l * bytes_of(d), 64 + scores_bytes + far);
   p.loops = 1;
-  auto& loop = c.add(Kind::loop).loop;
+  auto& step = c.add(Kind::loop);
+  auto& loop = step.loop;
   loop.variable = 0;
   loop.trips = trips;
   loop.reverse = true;
@@ -113,7 +114,7 @@ Case loop_case(DType d, std::int64_t far = 0) {
                    at(z, d, {0, 1, n}),
                    at(out, DType::f32, {n, 1, 0}, 0, m * n),
                    false};
-  loop.body = {first, between, last};
+  step.body = {first, between, last};
   return c;
 }
 }  // namespace
@@ -209,7 +210,7 @@ TEST_CASE("cuda nest: planted faults are found") {
 }
 TEST_CASE("cuda nest: loops that are unsuitable for one kernel are refused") {
   auto c = loop_case(DType::f32);
-  auto& loop = c.program.steps[0].loop;
+  auto& loop = c.program.steps[0];
   CHECK(cuda::nest_parallel_slots(loop, 5, 60 << 10) == 1);
   CHECK(cuda::nest_parallel_slots(loop, 5, 300 << 10) == 5);
   CHECK(cuda::nest_parallel_slots(loop, 1000, 300 << 10) == 132);
@@ -236,10 +237,10 @@ TEST_CASE("cuda nest: kernels compile for GPUs, without spills and stack") {
       CAPTURE(name_of(d));
       CAPTURE(sm);
       const auto c = loop_case(d, 300 << 10);
-      const auto text = cuda::named(cuda::nest_launch(c.program.steps[0].loop, c.program,
-                                                      cuda::shared_limit_of(sm))
-                                        .source)
-                            .source;
+      const auto text =
+          cuda::named(
+              cuda::nest_launch(c.program.steps[0], c.program, cuda::shared_limit_of(sm)).source)
+              .source;
       const auto log = cuda::compile_for_gpu(cuda::prelude(false) + text + "}\n", sm).log;
       CAPTURE(log);
       auto rest = log;  // compiler messages about each function

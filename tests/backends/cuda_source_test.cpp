@@ -100,9 +100,8 @@ TEST_CASE("cuda: every code compiles for GPUs") {
 }
 TEST_CASE("cuda: the condition of a graph part is linked with the toolkit's own device code") {
   Case c(1);
-  auto& skip = c.add(Kind::skip).skip;
-  skip.unless = c.view(false, DType::boolean, {}, Case::dense);
-  const auto sequence = cuda::sequence_of(c.program, 0, {.parts = true});
+  c.add(Kind::conditional).conditional.flag = c.view(false, DType::boolean, {}, Case::dense);
+  const auto sequence = cuda::sequence_of(c.program, 0, {.conditional_nodes = true});
   REQUIRE(sequence.items.size() == 1);
   const auto text = cuda::source_for_gpu(cuda::named(sequence.items[0].launch.source));
   CHECK(text.find(cuda::kSetCondition) != text.npos);

@@ -69,7 +69,7 @@ class AttentionLoop {
     l.parallel_slots = 1;
     q_ = at(q, d_, {line, 0, 1}, 0, {{.loop = variable, .stride = n_.rows * line}});
     const Dims of_keys = n_.across ? Dims{1, n_.columns} : Dims{line, 1};
-    auto& b = l.body;
+    auto& b = outer.body;
     products(b, seen, {n_.rows, 0, n_.terms}, q_, at(k, d_, {0, of_keys[0], of_keys[1]}),
              at(s, d_, {n_.columns, 1, 0}), false);
     b.push_back(softmax(s, e, sums, weights, p32));
@@ -101,7 +101,7 @@ class AttentionLoop {
     p().steps.push_back(std::move(outer));
   }
   Case c;
-  const Loop& loop() { return p().steps[0].loop; }
+  const Step& loop() { return p().steps[0]; }
   std::string source() { return cuda::nest_launch(loop(), p(), cuda::shared_limit_of(90)).source; }
 
  private:
@@ -119,8 +119,7 @@ class AttentionLoop {
     const auto full_blocks = n_.columns / n_.width, rest = n_.columns % n_.width;
     const auto dim = std::size_t(std::find(mnk.begin(), mnk.end(), 0) - mnk.begin());
     auto block = [&](std::int64_t first, std::int64_t size, std::int64_t trips) {
-      Step s{.kind = Kind::contract, .op = adds ? "sum" : "dot", .where = "model.cpp:5"},
-          all{.kind = Kind::loop};
+      Step s{.kind = Kind::contract, .op = adds ? "sum" : "dot", .where = "model.cpp:5"};
       auto sizes = mnk;
       sizes[dim] = size;
       const int variable = trips > 1 ? ++variables_ : -1;
@@ -131,17 +130,16 @@ class AttentionLoop {
         return v;
       };
       s.contract = {{}, {sizes[0]}, {sizes[1]}, {sizes[2]}, moved(a), moved(b), moved(out), adds};
-      all.loop.variable = variable;
-      all.loop.trips = trips;
       if (flags >= 0) {
-        Step skip{.kind = Kind::skip};
-        skip.skip.unless = at(flags, DType::boolean, {}, first / n_.width);
-        if (trips > 1) skip.skip.unless.terms.push_back({.loop = variable, .stride = 1});
-        all.loop.body = {skip, s};
-      } else {
-        all.loop.body = {s};
+        Step conditional{.kind = Kind::conditional, .body = {s}};
+        auto& flag = conditional.conditional.flag;
+        flag = at(flags, DType::boolean, {}, first / n_.width);
+        if (trips > 1) flag.terms.push_back({.loop = variable, .stride = 1});
+        s = conditional;
       }
-      to.push_back(all);
+      if (trips > 1)
+        s = {.kind = Kind::loop, .loop = {.variable = variable, .trips = trips}, .body = {s}};
+      to.push_back(s);
     };
     block(0, n_.width, full_blocks);
     if (rest > 0) block(full_blocks * n_.width, rest, 1);

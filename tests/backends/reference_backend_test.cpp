@@ -108,10 +108,18 @@ Step step_of(Collective c) {
   s.collective = std::move(c);
   return s;
 }
-Step step_of(Loop l) {
+Step step_of(Loop l, std::vector<Step> body) {
   Step s;
   s.kind = Kind::loop;
-  s.loop = std::move(l);
+  s.loop = l;
+  s.body = std::move(body);
+  return s;
+}
+Step step_of(Conditional c, std::vector<Step> body) {
+  Step s;
+  s.kind = Kind::conditional;
+  s.conditional = std::move(c);
+  s.body = std::move(body);
   return s;
 }
 
@@ -608,6 +616,26 @@ TEST_CASE("cumulative: both directions, every monoid") {
   CHECK(run(Monoid::min, true, {1, 3, 2}) == F{1, 2, 2});
 }
 
+TEST_CASE("conditional: its steps run if the flag of the iteration is true") {
+  F out{0, 0, 0}, last{7};
+  std::vector<std::uint8_t> flags{1, 0, 1}, never{0};
+  Bench b;
+  b.program.loops = 1;
+  auto one = leaf(Code::constant, {}, false);
+  one.dtype = DType::f32;
+  one.number = 1;
+  auto to = b.view(out, {});
+  to.terms = {{.loop = 0, .stride = 1}};
+  View flag{b.slot(flags), DType::boolean, 0, {}, {{.loop = 0, .stride = 1}}};
+  Step add = step_of(Fused{{}, 0, {one, store_of(0, to, false, Code::store_add)}});
+  Step skipped = step_of(Fused{{}, 0, {one, store_of(0, b.view(last, {}), false)}});
+  b.add(step_of(Loop{.variable = 0, .trips = 3}, {step_of(Conditional{flag}, {add}), add}));
+  b.add(step_of(Conditional{{b.slot(never), DType::boolean, 0, {}, {}}}, {skipped}));
+  b.run();
+  CHECK(out == F{2, 1, 2});
+  CHECK(last == F{7});
+}
+
 TEST_CASE("loop: nested and reversed, with offsets from loop indices and from memory") {
   // out[i][j] = i * 10 + j for i in 0..1, j in 2..0, and a log of the order of iterations.
   F out(6, -1), log(6, -1);
@@ -624,8 +652,8 @@ TEST_CASE("loop: nested and reversed, with offsets from loop indices and from me
   one.integer = 1;
   Step set = step_of(Fused{{}, 0, {value, store_of(0, to, false), store_of(0, log_to, false)}});
   Step tick = step_of(Fused{{}, 0, {one, store_of(0, counter, false, Code::store_add)}});
-  Step inner = step_of(Loop{.variable = 1, .trips = 3, .reverse = true, .body = {set, tick}});
-  b.add(step_of(Loop{.variable = 0, .trips = 2, .body = {inner}}));
+  Step inner = step_of(Loop{.variable = 1, .trips = 3, .reverse = true}, {set, tick});
+  b.add(step_of(Loop{.variable = 0, .trips = 2}, {inner}));
   b.run();
   CHECK(out == F{0, 1, 2, 10, 11, 12});
   CHECK(log == F{2, 1, 0, 12, 11, 10});

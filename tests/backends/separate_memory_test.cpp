@@ -53,7 +53,9 @@ struct SeparateMemory {
     s.fused.code = {load, one, add, store};
     Step loop;
     loop.kind = Kind::loop;
-    loop.loop = {.variable = -1, .trips = iterations, .body = {s}};
+    loop.loop = {.trips = iterations};
+    loop.body = {s};
+    p->loops = 1;
     p->steps = {loop};
     return device->compile(p);
   }

@@ -14,8 +14,7 @@ namespace {
 
 int count(const std::vector<program::Step>& steps, program::Kind kind) {
   int n = 0;
-  for (auto& s : steps)
-    n += (s.kind == kind) + (s.kind == program::Kind::loop ? count(s.loop.body, kind) : 0);
+  for (auto& s : steps) n += (s.kind == kind) + count(s.body, kind);
   return n;
 }
 int loops_in(const Nodes& roots) {

@@ -50,7 +50,7 @@ Step loop(std::vector<Step> body) {
   Step s;
   s.kind = program::Kind::loop;
   s.loop.trips = 3;
-  s.loop.body = std::move(body);
+  s.body = std::move(body);
   return s;
 }
 std::string refused(const Program& p) {

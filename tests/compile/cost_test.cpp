@@ -22,7 +22,7 @@ std::vector<Step> steps(DType dtype) {
   kernel.fused.dims = {10};
   loop.kind = Kind::loop;
   loop.loop.trips = 2;
-  loop.loop.body = {product};
+  loop.body = {product};
   return {loop, kernel};
 }
 

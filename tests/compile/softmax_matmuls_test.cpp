@@ -38,7 +38,7 @@ struct Steps {
   std::int64_t arena = 0;
   void count(const std::vector<Step>& steps) {
     for (auto& s : steps) {
-      if (s.kind == program::Kind::loop) count(s.loop.body);
+      count(s.body);
       scatters += s.kind == program::Kind::scatter;
       products += s.kind == program::Kind::contract;
       if (s.kind != program::Kind::fused) continue;

@@ -80,7 +80,7 @@ TEST_CASE("verify finds a program's faults") {
   program::Step loop;
   loop.kind = program::Kind::loop;
   loop.loop.trips = 5;
-  loop.loop.body = p.steps;
+  loop.body = p.steps;
   p.steps = {loop};
   CHECK(reports(in_program(p), "a view reaches elements 0 to 4 of slot 0"));
   p.steps[0].loop.trips = 4;
@@ -88,10 +88,10 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(in_program(p) == "");
   p.slots[1].bytes = 16;
   p.steps[0].loop.parallel_slots = 2;
-  p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
+  p.steps[0].body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   CHECK(in_program(p) == "");
   p.slots[1].bytes = 4;
-  p.steps[0].loop.body[0].copy.out.terms = {};
+  p.steps[0].body[0].copy.out.terms = {};
   CHECK(in_program(p).find("its iterations run in parallel, but access memory of each other") !=
         std::string::npos);
   p = copies(4);
@@ -188,8 +188,8 @@ TEST_CASE("verify finds reads of memory that is written in part") {
   program::Step loop;
   loop.kind = program::Kind::loop;
   loop.loop.trips = 4;
-  loop.loop.body = {part(1, 0)};
-  loop.loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
+  loop.body = {part(1, 0)};
+  loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   p.steps = {loop, copy(2, 1)};
   for (bool placed : {false, true}) CHECK(in_program(p, placed) == "");
   p.steps[0].loop.trips = 3;
@@ -218,7 +218,7 @@ TEST_CASE("verify finds reads from memory that another slot occupies") {
     program::Step s;
     s.kind = program::Kind::loop;
     s.loop.trips = 4;
-    s.loop.body = std::move(body);
+    s.body = std::move(body);
     return s;
   };
   // A carry and its next value: the copy shows that both are equal.
@@ -315,7 +315,7 @@ TEST_CASE("verify finds ids that exceed their table, and elements that no iterat
   program::Step loop;
   loop.kind = Kind::loop;
   loop.loop.trips = 1;
-  loop.loop.body = p.steps;
+  loop.body = p.steps;
   p.steps = {loop};
   CHECK(in_program(p) == "");
   p.steps[0].loop.trips = 0;
@@ -378,7 +378,7 @@ TEST_CASE("verify finds devices that issue different collectives") {
     program::Step s;
     s.kind = program::Kind::loop;
     s.loop.trips = 2;
-    s.loop.body = std::move(body);
+    s.body = std::move(body);
     return s;
   };
   a.steps = {loop_of({all_reduce({0}), all_reduce({1})})};

@@ -106,10 +106,10 @@ TEST_CASE("verify finds a step's faults: dtypes of copies, indices, and flags") 
   CHECK(fault(s) == "");
   s.sort.out = view(DType::f64);
   CHECK(fault(s) == "it produces f64 from f32");
-  s = {.kind = program::Kind::skip};
-  s.skip.unless = view(DType::boolean);
+  s = {.kind = program::Kind::conditional};
+  s.conditional.flag = view(DType::boolean);
   CHECK(fault(s) == "");
-  s.skip.unless = view(DType::f32);
+  s.conditional.flag = view(DType::f32);
   CHECK(fault(s) == "its flag is f32");
 }
 

@@ -79,11 +79,10 @@ class Timetable {
   void steps(const std::vector<program::Step>& all, bool last_iteration) {
     for (auto& s : all) switch (s.kind) {
         case program::Kind::loop:
-          for (std::int64_t t = 1; t <= s.loop.trips; ++t)
-            steps(s.loop.body, s.loop.variable < 0 ? last_iteration : t == s.loop.trips);
+          for (std::int64_t t = 1; t <= s.loop.trips; ++t) steps(s.body, t == s.loop.trips);
           break;
-        case program::Kind::skip:
-          if (last_iteration) return;
+        case program::Kind::conditional:
+          if (!last_iteration) steps(s.body, false);
           break;
         case program::Kind::contract: {
           auto took = program::multiplications({s}) * multiplication_;

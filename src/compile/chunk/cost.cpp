@@ -68,11 +68,8 @@ double cost_of_kernel(const program::Fused& f, const Machine& machine) {
 double cost_of(const std::vector<Step>& steps, const Machine& machine) {
   double sum = 0;
   for (auto& s : steps) {
-    if (s.kind == program::Kind::loop) {
-      if (!s.loop.continues_previous) sum += double(s.loop.trips) * cost_of(s.loop.body, machine);
-      continue;
-    }
-    sum += machine.step_cost;
+    if (s.kind != program::Kind::loop) sum += machine.step_cost;
+    if (!s.loop.continues_previous) sum += double(body_runs(s)) * cost_of(s.body, machine);
     if (s.kind == program::Kind::contract)
       sum += cost_of_product(s.contract, machine);
     else if (s.kind == program::Kind::fused)

@@ -108,8 +108,7 @@ int contractions_of(const Nodes& roots, const Node* index) {
 
 std::int64_t lane_bytes_of(const std::vector<program::Step>& steps) {
   std::int64_t most = 0;
-  for (auto& s : steps)
-    most = std::max({most, s.loop.parallel_slot_bytes, lane_bytes_of(s.loop.body)});
+  for (auto& s : steps) most = std::max({most, s.loop.parallel_slot_bytes, lane_bytes_of(s.body)});
   return most;
 }
 

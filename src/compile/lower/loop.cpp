@@ -60,53 +60,48 @@ void Lowering::loop(const NodePtr& n) {
 
 void Lowering::body(const LoweredLoop& t, std::size_t b, bool deferred) {
   auto& l = t.l;
-  Step s{
-      .kind = program::Kind::loop,
-      .loop = {
-          .trips = trips(l, b), .reverse = l.reverse, .continues_previous = deferred, .body = {}}};
+  Step s{.kind = program::Kind::loop,
+         .loop = {.trips = trips(l, b), .reverse = l.reverse, .continues_previous = deferred}};
   if (s.loop.trips == 0 || (deferred && !t.parts[b].front().deferred)) return;
   s.loop.variable = p_.loops++;
   auto* index = l.index[b].get();
   variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
-  auto* outer = std::exchange(steps_, &s.loop.body);
-  auto mark = added_.size();
-  Moves moves;
-  for (std::size_t k = 0; k < l.results.size(); ++k)
-    if (auto& r = l.results[k]; r.carry) {
-      set_place(r.carry.get(), t.places[k]);
-      if (r.is_guard) push({.kind = program::Kind::skip, .skip = {view(t.places[k], {}, {})}});
-    }
-  for (auto& part : t.parts[b]) {
-    auto before = added_.size();
-    // With several parts, each part may end early on its own.
-    Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {}}};
-    bool single = t.parts[b].size() == 1;
-    if (!single) steps_ = &once.loop.body;
-    iteration_part(part, deferred ? part.deferred : part.flag, t, b, moves);
-    if (single) continue;
-    forget(before);
-    steps_ = &s.loop.body;
-    push(std::move(once));
+  const auto mark = added_.size();
+  const Place* guard = nullptr;
+  for (std::size_t k = 0; k < l.results.size(); ++k) {
+    if (l.results[k].carry) set_place(l.results[k].carry.get(), t.places[k]);
+    if (l.results[k].is_guard) guard = &t.places[k];
   }
-  std::size_t m = 0;
-  for (auto& how : l.results) {
-    if (how.fold != Fold::carry || how.value[b] == how.carry) continue;
-    copy(moves[m].first, moves[m].second, how.value[b]->axes);
-    ++m;
-  }
+  push_with_body(std::move(s), [&] {
+    auto iteration = [&] {
+      for (auto& part : t.parts[b]) {
+        auto before = added_.size();
+        iteration_part(part, deferred ? part.deferred : part.flag, t, b);
+        forget(before);
+      }
+    };
+    guard ? conditional(*guard, iteration) : iteration();
+  });
   forget(mark);
   variables_.erase(index);
-  steps_ = outer;
-  push(std::move(s));
 }
 
-void Lowering::iteration_part(const IterationPart& part, const NodePtr& ends, const LoweredLoop& t,
-                              std::size_t b, Moves& moves) {
-  if (ends) {
-    auto flag = fresh({}, DType::boolean);
-    scope({{ends, flag}});
-    push({.kind = program::Kind::skip, .skip = {view(flag, {}, {})}});
-  }
+void Lowering::iteration_part(const IterationPart& part, const NodePtr& flag, const LoweredLoop& t,
+                              std::size_t b) {
+  if (!flag) return part_values(part, t, b);
+  auto place = fresh({}, DType::boolean);
+  scope({{flag, place}});
+  conditional(place, [&] { part_values(part, t, b); });
+}
+
+// Computes the values of a part. Then all carries receive their next values, since the old values
+// may be read until all next values are computed. Only a body that is a single part has carries.
+void Lowering::part_values(const IterationPart& part, const LoweredLoop& t, std::size_t b) {
+  struct Move {
+    Place from, to;
+    Axes axes;
+  };
+  std::vector<Move> moves;
   std::vector<Target> targets;
   for (auto& [k, value] : part.values) {
     auto& how = t.l.results[k];
@@ -117,11 +112,12 @@ void Lowering::iteration_part(const IterationPart& part, const NodePtr& ends, co
                          t.added[k], Monoid::sum});
     else if (value != how.carry) {
       auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
-      moves.push_back({next, reordered(t.places[k], how.carry->axes, value->axes)});
+      moves.push_back({next, reordered(t.places[k], how.carry->axes, value->axes), value->axes});
       targets.push_back({value, next});
     }
   }
   scope(targets);
+  for (auto& m : moves) copy(m.from, m.to, m.axes);
 }
 
 void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axes) {

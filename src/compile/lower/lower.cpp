@@ -75,11 +75,9 @@ void query_scratch(program::Program& p, program::Device& device, int workers) {
       if (!device.supports(s))
         throw Error(fmt::format("[{}] backend {} does not support this step; {}", s.op,
                                 device.name(), s.where));
+      s.scratch_bytes = device.scratch_bytes(s, of);
       // A parallel slot belongs to one worker.
-      if (s.kind == program::Kind::loop)
-        self(self, s.loop.body, s.loop.parallel_slots > 0 ? 1 : of);
-      else
-        s.scratch_bytes = device.scratch_bytes(s, of);
+      self(self, s.body, s.loop.parallel_slots > 0 ? 1 : of);
     }
   };
   query(query, p.steps, workers);

@@ -305,7 +305,7 @@ void Lowering::masked_matmul(const Node& n, bool add) {
                        : c.block_mask.n) = {size, flags.strides[k]};
   }
 }
-// Lowers a masked matmul as a loop over blocks. An iteration ends early if its flag is false. A
+// Lowers a masked matmul as a loop over blocks. A block is computed if its flag is true. A
 // remainder block is at the end.
 void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, const Placed& b,
                              bool add) {
@@ -328,22 +328,23 @@ void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, 
     }
     return p;
   };
-  auto emit_loop = [&](std::int64_t trips, std::int64_t positions, int variable) {
-    Step s{.kind = program::Kind::loop, .loop = {.variable = variable, .trips = trips, .body = {}}};
-    auto* outer = std::exchange(steps_, &s.loop.body);
+  auto emit_block = [&](std::int64_t positions, int variable) {
     auto mine = flag;
     if (variable >= 0)
       mine.terms.push_back({.loop = variable, .stride = flag.strides[0]});
     else
       mine.offset += full_blocks * flag.strides[0];
-    push({.kind = program::Kind::skip, .skip = {view(mine, {}, {})}});
-    contract(part(out, positions, variable), part(a, positions, variable),
-             part(b, positions, variable), add || sums);
-    steps_ = outer;
-    push(std::move(s));
+    conditional(mine, [&] {
+      contract(part(out, positions, variable), part(a, positions, variable),
+               part(b, positions, variable), add || sums);
+    });
   };
-  if (full_blocks > 0) emit_loop(full_blocks, block, p_.loops++);
-  if (size % block) emit_loop(1, size % block, -1);
+  if (full_blocks > 0) {
+    const int variable = p_.loops++;
+    Step loop{.kind = program::Kind::loop, .loop = {.variable = variable, .trips = full_blocks}};
+    push_with_body(std::move(loop), [&] { emit_block(block, variable); });
+  }
+  if (size % block) emit_block(size % block, -1);
 }
 void Lowering::copy_into(const Unit& u) {
   auto& n = u.nodes[0];

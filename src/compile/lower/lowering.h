@@ -39,6 +39,17 @@ class Lowering final : public Emit {
   void fill(const Place&, const Axes&, const NodePtr& number) override;
   void copy(const Place& from, const Place& to, const Axes&) override;
   void push(program::Step) override;
+  // Pushes a step whose body consists of the steps that `emit` pushes.
+  template <class F> void push_with_body(program::Step step, const F& emit) {
+    auto* outer = std::exchange(steps_, &step.body);
+    emit();
+    steps_ = outer;
+    push(std::move(step));
+  }
+  // Pushes a conditional on this flag.
+  template <class F> void conditional(const Place& flag, const F& emit) {
+    push_with_body({.kind = program::Kind::conditional, .conditional = {view(flag, {}, {})}}, emit);
+  }
   program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) override;
 
  private:
@@ -46,8 +57,6 @@ class Lowering final : public Emit {
     Place place;
     Axes axes;
   };  // a value or a part of it, with its place
-  // (from, to) of carries, at the end of an iteration
-  using Moves = std::vector<std::pair<Place, Place>>;
 
   // ---- lowering.cpp ----
   Place fresh(const Axes&, DType, const char* purpose = "activations");
@@ -79,8 +88,8 @@ class Lowering final : public Emit {
   struct LoweredLoop;  // the state of a loop while it is lowered
   void loop(const NodePtr&);
   void body(const LoweredLoop&, std::size_t b, bool deferred);
-  void iteration_part(const IterationPart&, const NodePtr& ends, const LoweredLoop&, std::size_t b,
-                      Moves&);
+  void iteration_part(const IterationPart&, const NodePtr& flag, const LoweredLoop&, std::size_t b);
+  void part_values(const IterationPart&, const LoweredLoop&, std::size_t b);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
   // Returns the place of one iteration's entry in a stacked result.
   Place iteration_block(const Place& stack, const Loop&, const NodePtr& index, const Axes& value);

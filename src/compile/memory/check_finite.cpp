@@ -89,7 +89,7 @@ bool computes(Kind k) {
     case Kind::collective:
     case Kind::finish:
     case Kind::copy:
-    case Kind::skip:
+    case Kind::conditional:
     case Kind::host:
       break;
   }
@@ -123,7 +123,7 @@ Step look_at(const program::Program& p, const Step& s) {
 void check(const program::Program& p, std::vector<Step>& steps) {
   std::vector<Step> out;
   for (auto& s : steps) {
-    check(p, s.loop.body);
+    check(p, s.body);
     bool looks = computes(s.kind);
     // The entire matmul is computed, since skipped blocks are undefined.
     if (looks) s.contract.block_mask = {};

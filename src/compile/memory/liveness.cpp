@@ -17,7 +17,7 @@ constexpr double kMostSteps = 4096;
 double steps_run(const std::vector<Step>& steps) {
   double n = 0;
   for (auto& s : steps)
-    n += s.kind == Kind::loop ? double(s.loop.trips) * steps_run(s.loop.body) : 1;
+    n += (s.kind != Kind::loop) + double(program::body_runs(s)) * steps_run(s.body);
   return n;
 }
 
@@ -49,12 +49,13 @@ void in_order(const std::vector<Step>& steps, const std::vector<std::int64_t>& b
     const int begin = ++at;
     if (s.kind != Kind::loop) {
       out.push_back(bytes[std::size_t(begin)]);
+      in_order(s.body, bytes, all_iterations, at, out);
       continue;
     }
     const auto iterations = all_iterations ? std::max<std::int64_t>(s.loop.trips, 1) : 1;
     for (std::int64_t k = 0; k < iterations; ++k) {
       at = begin;
-      in_order(s.loop.body, bytes, all_iterations, at, out);
+      in_order(s.body, bytes, all_iterations, at, out);
     }
     ++at;
   }

@@ -38,7 +38,7 @@ void touch(const Step& s, Touched& out) {
   each_access(s, [&](int slot, bool writes, const View*) {
     (writes ? out.writes : out.reads).insert(slot);
   });
-  for (auto& inner : s.loop.body) touch(inner, out);
+  for (auto& inner : s.body) touch(inner, out);
 }
 Touched touched_by(const Step& s) {
   Touched out;
@@ -114,8 +114,7 @@ class Overlap {
       for (int passed = 0; k > 0; --k) {
         auto& before = list[k - 1];
         passed += before.kind == Kind::contract;
-        bool stays = before.kind == Kind::collective || before.kind == Kind::loop ||
-                     before.kind == Kind::skip;
+        bool stays = before.kind == Kind::collective || !before.body.empty();
         if (stays || passed > kEarlier || meet(call, touched_by(before))) break;
       }
       std::rotate(list.begin() + std::ptrdiff_t(k), list.begin() + std::ptrdiff_t(i),
@@ -131,8 +130,7 @@ class Overlap {
     auto push = [&](Step s) {
       auto t = touched_by(s);
       std::erase_if(open, [&](StartedCall& o) {
-        // Steps after a skip may not run.
-        if (!o.meets(t) && s.kind != Kind::skip) return false;
+        if (!o.meets(t)) return false;
         bool at_once = out.back().kind == Kind::collective &&
                        out.back().collective.call == o.finish.finish.call;
         if (at_once)
@@ -146,8 +144,10 @@ class Overlap {
     for (auto& s : list) {
       std::vector<StartedCall> more;
       if (s.kind == Kind::loop) {
-        for (auto& first : prefetch(s.loop)) push(std::move(first));
-        more = in_body(s.loop);
+        for (auto& first : prefetch(s)) push(std::move(first));
+        more = in_iteration(s.body);
+      } else if (s.kind == Kind::conditional) {
+        more = in_list(s.body);
       } else if (s.kind == Kind::collective) {
         bool ahead = s.collective.call >= 0;
         if (!ahead && s.collective.sent_bytes >= kWorthIt) s.collective.call = p_.calls++;
@@ -161,18 +161,17 @@ class Overlap {
   }
   // Collectives in flight at the end of an iteration are finished in the next iteration, or after
   // the loop.
-  std::vector<StartedCall> in_body(program::Loop& l) {
-    auto open = in_list(l.body);
-    if (l.variable < 0) return open;  // a part of an iteration
+  std::vector<StartedCall> in_iteration(std::vector<Step>& body) {
+    auto open = in_list(body);
     auto left = open;
     std::vector<Step> out;
-    for (auto& s : l.body) {
+    for (auto& s : body) {
       auto t = touched_by(s);
       std::erase_if(left,
                     [&](StartedCall& o) { return o.meets(t) && (out.push_back(o.finish), true); });
       out.push_back(std::move(s));
     }
-    l.body = std::move(out);
+    body = std::move(out);
     std::erase_if(open, [](auto& o) { return o.ahead; });
     return open;
   }
@@ -190,9 +189,9 @@ class Overlap {
   };
   // Returns the gather at step i if it can be prefetched: its steps are in the body, and other
   // steps of an iteration only read the gathered value.
-  std::optional<Gathering> gathering(const program::Loop& l, const std::vector<Touched>& touched,
-                                     std::size_t i) const {
-    auto& s = l.body[i];
+  std::optional<Gathering> gathering(const std::vector<Step>& body,
+                                     const std::vector<Touched>& touched, std::size_t i) const {
+    auto& s = body[i];
     if (s.kind != Kind::collective || s.collective.kind != program::CollectiveKind::all_gather ||
         s.collective.call >= 0 || s.collective.sent_bytes < kWorthIt)
       return {};
@@ -203,9 +202,9 @@ class Overlap {
       todo.pop_back();
       if (!g.steps.insert(k).second) continue;
       for (int slot : touched[k].reads)
-        for (std::size_t j = 0; j < l.body.size(); ++j) {
+        for (std::size_t j = 0; j < body.size(); ++j) {
           if (!touched[j].writes.count(slot)) continue;
-          auto kind = l.body[j].kind;
+          auto kind = body[j].kind;
           if (j >= i || (kind != Kind::fused && kind != Kind::copy && kind != Kind::gather))
             return {};
           todo.push_back(j);
@@ -214,8 +213,8 @@ class Overlap {
     for (auto k : g.steps)
       for (int slot : touched[k].writes) {
         int mine = 0, here = 0;
-        for (std::size_t j = 0; j < l.body.size(); ++j) {
-          auto times = accesses_to(l.body[j], slot);
+        for (std::size_t j = 0; j < body.size(); ++j) {
+          auto times = accesses_to(body[j], slot);
           here += times;
           mine += g.steps.count(j) > 0 ? times : 0;
           bool reads = times > 0 && g.steps.count(j) == 0;
@@ -230,35 +229,34 @@ class Overlap {
   static int accesses_to(const Step& s, int slot) {
     int n = 0;
     each_access(s, [&](int k, bool, const View*) { n += k == slot; });
-    for (auto& inner : s.loop.body) n += accesses_to(inner, slot);
+    for (auto& inner : s.body) n += accesses_to(inner, slot);
     return n;
   }
   // Moves gathers out of the body. Each is started after its last reader, for the next iteration.
   // Returns the steps that gather for the first iteration.
-  std::vector<Step> prefetch(program::Loop& l) {
+  std::vector<Step> prefetch(Step& loop) {
     std::vector<Step> first;
-    if (l.variable < 0 || l.trips < 2) return first;
+    auto& l = loop.loop;
+    if (l.trips < 2) return first;
     std::optional<Next> next;
-    for (std::size_t i = 0; i < l.body.size(); ++i) {
+    for (std::size_t i = 0; i < loop.body.size(); ++i) {
       std::vector<Touched> touched;
-      for (auto& s : l.body) touched.push_back(touched_by(s));
-      auto g = gathering(l, touched, i);
+      for (auto& s : loop.body) touched.push_back(touched_by(s));
+      auto g = gathering(loop.body, touched, i);
       if (!g) continue;
       if (!next) next = Next{fresh(DType::i32), fresh(DType::boolean)};
       int call = p_.calls++;
-      auto& gather = l.body[i];
-      Step part{.kind = Kind::loop,
-                .loop = {.variable = -1, .trips = 1, .body = {}},
+      auto& gather = loop.body[i];
+      Step part{.kind = Kind::conditional,
+                .conditional = {{next->exists, DType::boolean, 0, {}, {}}},
                 .op = gather.op,
                 .where = gather.where};
-      part.loop.body.push_back(
-          {.kind = Kind::skip, .skip = {{next->exists, DType::boolean, 0, {}, {}}}, .op = "skip"});
       for (auto k : g->steps) {
-        l.body[k].collective.call = l.body[k].kind == Kind::collective ? call : -1;
-        first.push_back(at_iteration(l.body[k], l.variable, [&](View& v, const Term& t) {
+        loop.body[k].collective.call = loop.body[k].kind == Kind::collective ? call : -1;
+        first.push_back(at_iteration(loop.body[k], l.variable, [&](View& v, const Term& t) {
           v.offset += t.stride * (l.reverse ? l.trips - 1 : 0);
         }));
-        part.loop.body.push_back(at_iteration(l.body[k], l.variable, [&](View& v, const Term& t) {
+        part.body.push_back(at_iteration(loop.body[k], l.variable, [&](View& v, const Term& t) {
           v.terms.push_back({.slot = next->iteration,
                              .slot_dtype = DType::i32,
                              .limit = l.trips - 1,
@@ -267,14 +265,14 @@ class Overlap {
         count(first.back());
       }
       std::vector<Step> body;
-      for (std::size_t k = 0; k < l.body.size(); ++k) {
-        if (!g->steps.count(k)) body.push_back(std::move(l.body[k]));
+      for (std::size_t k = 0; k < loop.body.size(); ++k) {
+        if (!g->steps.count(k)) body.push_back(std::move(loop.body[k]));
         if (k == g->last) body.push_back(part);
       }
-      l.body = std::move(body);
+      loop.body = std::move(body);
       i -= g->steps.size();  // these steps were removed
     }
-    if (next) l.body.insert(l.body.begin(), next_iteration(l, *next));
+    if (next) loop.body.insert(loop.body.begin(), next_iteration(l, *next));
     return first;
   }
   static Step next_iteration(const program::Loop& l, const Next& next) {
@@ -333,7 +331,7 @@ void look(const std::vector<Step>& steps, bool part, std::map<int, OverlappedCal
       auto& waits = calls[s.finish.call].waits;
       if (!waits && next < steps.size()) waits = &steps[next];
     }
-    look(s.loop.body, s.kind == Kind::loop && s.loop.variable < 0, calls);
+    look(s.body, s.kind == Kind::conditional, calls);
   }
 }
 

@@ -32,11 +32,11 @@ class SlotUses {
   // disjoint stripes.
   bool are_disjoint(const Step& loop, Trips around) const {
     auto [begin, end] = spans_.at(&loop);
-    bool known = loop.loop.variable >= 0;
-    each_step(loop.loop.body, [&](auto& s) { known &= touches_only_views(s.kind); });
+    bool known = true;
+    each_step(loop.body, [&](auto& s) { known &= touches_only_views(s.kind); });
     if (!known) return false;
     around[loop.loop.variable] = loop.loop.trips;
-    add_trips(loop.loop.body, around);
+    add_trips(loop.body, around);
     for (int m = 0; m < int(p_.slots.size()); ++m) {
       auto mine = within(timeline_.accesses(m), begin, end);
       if (std::none_of(mine.begin(), mine.end(), [](auto& a) { return a.writes; })) continue;
@@ -66,7 +66,7 @@ class SlotUses {
  private:
   static void add_trips(const std::vector<Step>& all, Trips& trips) {
     each_step(all, [&](auto& s) {
-      if (s.kind == Kind::loop && s.loop.variable >= 0) trips[s.loop.variable] = s.loop.trips;
+      if (s.kind == Kind::loop) trips[s.loop.variable] = s.loop.trips;
     });
   }
   static std::span<const Access> within(const std::vector<Access>& all, int begin, int end) {
@@ -87,9 +87,8 @@ class SlotUses {
 
 // Returns the inner loop if it is the only step of the body.
 template <class S> S* only_loop(S& s) {
-  auto& body = s.loop.body;
-  return body.size() == 1 && body[0].kind == Kind::loop && body[0].loop.variable >= 0 ? &body[0]
-                                                                                      : nullptr;
+  auto& body = s.body;
+  return body.size() == 1 && body[0].kind == Kind::loop ? &body[0] : nullptr;
 }
 
 }  // namespace
@@ -98,6 +97,7 @@ void assign_parallel_slots(Program& p, const program::Device& device, int worker
   SlotUses touches(p);
   auto visit = [&](auto& self, std::vector<Step>& steps, Trips around) -> void {
     for (auto& s : steps) {
+      if (s.kind == program::Kind::conditional) self(self, s.body, around);
       if (s.kind != program::Kind::loop) continue;
       std::vector<Step*> nest;
       auto inner = around;
@@ -108,13 +108,12 @@ void assign_parallel_slots(Program& p, const program::Device& device, int worker
       std::int64_t count = 1;
       for (auto* l : nest) count *= l->loop.trips;
       int parallel_slots =
-          nest.empty()
-              ? 0
-              : device.parallel_slots(s.loop, count, touches.bytes_in(*nest.back()), workers);
+          nest.empty() ? 0
+                       : device.parallel_slots(s, count, touches.bytes_in(*nest.back()), workers);
       for (auto* l : nest) l->loop.parallel_slots = parallel_slots;
       if (parallel_slots > 0) continue;
-      if (s.loop.variable >= 0) around[s.loop.variable] = s.loop.trips;
-      self(self, s.loop.body, around);
+      around[s.loop.variable] = s.loop.trips;
+      self(self, s.body, around);
     }
   };
   visit(visit, p.steps, {});
@@ -124,6 +123,7 @@ void check_parallel_slots(const Program& p, const char* after) {
   SlotUses touches(p);
   auto visit = [&](auto& self, const std::vector<Step>& steps, Trips around) -> void {
     for (auto& s : steps) {
+      if (s.kind == program::Kind::conditional) self(self, s.body, around);
       if (s.kind != program::Kind::loop) continue;
       if (s.loop.parallel_slots > 0 && !touches.are_disjoint(s, around))
         throw Error(
@@ -131,8 +131,8 @@ void check_parallel_slots(const Program& p, const char* after) {
                         "but access memory of each other; {}",
                         after, s.where));
       auto inner = around;
-      if (s.loop.variable >= 0) inner[s.loop.variable] = s.loop.trips;
-      self(self, s.loop.body, inner);
+      inner[s.loop.variable] = s.loop.trips;
+      self(self, s.body, inner);
     }
   };
   visit(visit, p.steps, {});

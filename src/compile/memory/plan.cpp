@@ -26,7 +26,7 @@ constexpr int kForever = 1 << 30;
 
 void drop_empty(std::vector<Step>& steps) {
   std::erase_if(steps, [](auto& s) { return s.kind == Kind::fused && s.fused.code.empty(); });
-  for (auto& s : steps) drop_empty(s.loop.body);
+  for (auto& s : steps) drop_empty(s.body);
 }
 
 struct MemoryPlanner {
@@ -324,7 +324,6 @@ struct MemoryPlanner {
     for (int s = 0; s < int(p.slots.size()); ++s) members[std::size_t(find_root(s))].push_back(s);
     for (int loop = 0; loop < int(timeline.loops().size()); ++loop) {
       auto span = timeline.loops()[std::size_t(loop)];
-      if (timeline.step(span.begin).loop.variable < 0) continue;
       auto touched = [&](int slot, bool writes) {
         auto& all = timeline.accesses(slot);
         return std::any_of(all.begin(), all.end(), [&](auto& a) {
@@ -370,7 +369,6 @@ struct MemoryPlanner {
     for (int inside = 0; inside < int(timeline.loops().size()); ++inside) {
       auto span = timeline.loops()[std::size_t(inside)];
       if (span.begin <= outer.begin || span.end >= outer.end) continue;
-      if (timeline.step(span.begin).loop.variable < 0) continue;
       bool created_there = all(x, [&](const Access& a) {
         return a.at > span.begin && a.at < outer.end && (!a.writes || a.at < span.end);
       });

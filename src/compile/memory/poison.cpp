@@ -42,7 +42,7 @@ struct Poison {
       });
     };
     add(step);
-    each_step(step.loop.body, add);
+    each_step(step.body, add);
     return out;
   }
   Step filled(int memory) const {
@@ -73,7 +73,7 @@ struct Poison {
       std::set<int> inside, after;
       for (auto& [m, at] : last)
         if (at == k) (steps[k].kind == Kind::loop && times[m] == 1 ? inside : after).insert(m);
-      if (!inside.empty()) after_last_use(steps[k].loop.body, inside);
+      if (!inside.empty()) after_last_use(steps[k].body, inside);
       out.push_back(std::move(steps[k]));
       for (int m : after) out.push_back(filled(m));
     }

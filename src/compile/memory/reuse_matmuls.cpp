@@ -81,7 +81,7 @@ struct ReuseSearch {
   explicit ReuseSearch(const Program& program) : p(program) {
     for (int at = 0; at < int(p.steps.size()); ++at) {
       note(access, p.steps[std::size_t(at)], at);
-      each_step(p.steps[std::size_t(at)].loop.body, [&](auto& s) { note(access, s, at); });
+      each_step(p.steps[std::size_t(at)].body, [&](auto& s) { note(access, s, at); });
     }
   }
   // Returns true if only this loop accesses the slot, and only `writer` writes it.
@@ -137,18 +137,14 @@ struct ReuseSearch {
     std::optional<Reuse> found;
     std::int64_t most = 0;  // saved multiplications
     auto is_loop = [](const Step& s) { return s.kind == Kind::loop && !s.loop.reverse; };
-    // An iteration that may end early saves no result.
-    auto ends = [](const Step& s) { return s.kind == Kind::skip; };
     for (int later = 1; later < int(p.steps.size()); ++later) {
       for (int first = 0; first < later; ++first) {
         auto &a = p.steps[std::size_t(first)], &b = p.steps[std::size_t(later)];
         if (!is_loop(a) || !is_loop(b) || a.loop.trips != b.loop.trips) continue;
-        if (std::any_of(a.loop.body.begin(), a.loop.body.end(), ends)) continue;
-        for (std::size_t original = 0; original < a.loop.body.size(); ++original)
-          for (std::size_t repeated = 0; repeated < b.loop.body.size(); ++repeated)
+        for (std::size_t original = 0; original < a.body.size(); ++original)
+          for (std::size_t repeated = 0; repeated < b.body.size(); ++repeated)
             if (auto r = best_host({first, later, original, repeated}))
-              if (auto saved = r->iterations * points(dims_of(b.loop.body[repeated]));
-                  saved > most) {
+              if (auto saved = r->iterations * points(dims_of(b.body[repeated])); saved > most) {
                 most = saved;
                 found = r;
               }
@@ -157,9 +153,10 @@ struct ReuseSearch {
     return found;
   }
   std::optional<Reuse> best_host(const Reuse& r) const {
-    auto &first = p.steps[std::size_t(r.first)].loop, &later = p.steps[std::size_t(r.later)].loop;
+    auto &first = p.steps[std::size_t(r.first)], &later = p.steps[std::size_t(r.later)];
+    // The body of a conditional is not searched, since it saves no result if it is skipped.
     auto &original = first.body[r.original], &repeated = later.body[r.repeated];
-    if (!same_product(original, first.variable, repeated, later.variable)) return {};
+    if (!same_product(original, first.loop.variable, repeated, later.loop.variable)) return {};
     auto& c = repeated.contract;
     if (points(c.k) < kFewest || is_written(c.a.slot, r) || is_written(c.b.slot, r)) return {};
     if (!inside(original.contract.out.slot, r.first, original) ||
@@ -175,13 +172,13 @@ struct ReuseSearch {
 
 // ---- the rewrite ----
 // Replaces accesses to the result by accesses to the host, at the place of the iteration.
-void redirect(program::Loop& loop, int slot, const Reuse& r) {
+void redirect(Step& loop, int slot, const Reuse& r) {
   each_step(loop.body, [&](Step& s) {
     each_view(s, [&](View& v, bool) {
       if (v.slot != slot) return;
       v.slot = r.host;
       v.offset += r.start;
-      v.terms.push_back({.loop = loop.variable, .stride = r.each});
+      v.terms.push_back({.loop = loop.loop.variable, .stride = r.each});
     });
   });
 }
@@ -192,8 +189,8 @@ Step rest_of(Program& p, int top, const Accesses& access, std::int64_t first_ite
   rest.loop.variable = p.loops++;
   rest.loop.trips -= first_iteration;
   std::map<int, int> variables{{was, rest.loop.variable}}, own;
-  each_step(rest.loop.body, [&](Step& s) {
-    if (s.kind == Kind::loop && s.loop.variable >= 0) {
+  each_step(rest.body, [&](Step& s) {
+    if (s.kind == Kind::loop) {
       variables[s.loop.variable] = p.loops;
       s.loop.variable = p.loops++;
     }
@@ -210,7 +207,7 @@ Step rest_of(Program& p, int top, const Accesses& access, std::int64_t first_ite
   auto put = [](int& number, const std::map<int, int>& by) {
     if (auto to = by.find(number); to != by.end()) number = to->second;
   };
-  each_step(rest.loop.body, [&](Step& s) {
+  each_step(rest.body, [&](Step& s) {
     for (auto& i : s.fused.code)
       if (i.code == Code::iota)
         for (auto& t : i.view.terms) i.integer += t.loop == was ? first_iteration * t.stride : 0;
@@ -229,15 +226,16 @@ Step rest_of(Program& p, int top, const Accesses& access, std::int64_t first_ite
 void rewrite(Program& p, const Reuse& r, const Accesses& access) {
   auto take = [&](int top, std::size_t product) {
     std::optional<Step> rest;
-    auto& loop = p.steps[std::size_t(top)].loop;
+    auto& step = p.steps[std::size_t(top)];
+    auto& loop = step.loop;
     loop.parallel_slots = 0;  // saved results require sequential iterations
     if (r.iterations < loop.trips) rest = rest_of(p, top, access, r.iterations);
     loop.trips = r.iterations;
-    redirect(loop, loop.body[product].contract.out.slot, r);
+    redirect(step, step.body[product].contract.out.slot, r);
     return rest;
   };
   auto later = take(r.later, r.repeated), first = take(r.first, r.original);
-  auto& body = p.steps[std::size_t(r.later)].loop.body;
+  auto& body = p.steps[std::size_t(r.later)].body;
   body.erase(body.begin() + std::ptrdiff_t(r.repeated));
   if (later) p.steps.insert(p.steps.begin() + r.later + 1, std::move(*later));
   if (first) p.steps.insert(p.steps.begin() + r.first + 1, std::move(*first));

@@ -60,7 +60,7 @@ struct ProgramCheck {
   };
   std::map<int, OpenCall> open = {};  // started collectives, by number
   bool last = false;                  // the last iteration of the enclosing loop is checked
-  bool skips = false;                 // in a part that the last iteration skips
+  bool skips = false;                 // in a conditional that the last iteration may skip
   int now = 0, iteration_start = -1;  // current step; step before the first one of the iteration
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
@@ -306,24 +306,23 @@ struct ProgramCheck {
           if (writes == written) writes ? write(s, slot, *v) : read(s, slot, v);
         });
       if (placed) check_disjoint(s);
-      if (s.kind != Kind::loop) continue;
-      if (s.loop.variable < 0) {
+      if (s.kind == Kind::conditional) {
         auto outer = std::exchange(skips, last);
-        steps(s.loop.body);
+        steps(s.body);
         skips = outer;
-        continue;
       }
+      if (s.kind != Kind::loop) continue;
       if (s.loop.trips == 0) continue;  // its steps never run
       trip_counts[s.loop.variable] = s.loop.trips;
       auto outer = std::exchange(last, false);
       auto outer_start = std::exchange(iteration_start, now);
-      steps(s.loop.body);
+      steps(s.body);
       last = true;
       // The second pass finds values of the first iteration that the second one reads after they
       // are overwritten.
       iteration_start = now;
       ++second_pass;
-      if (placed && s.loop.trips > 1) steps(s.loop.body);
+      if (placed && s.loop.trips > 1) steps(s.body);
       --second_pass;
       last = outer;
       iteration_start = outer_start;
@@ -392,8 +391,9 @@ struct GatheredCheck {
         if (!writes && over.count(created->second))
           refuse(s, "a gathered value is read after the loop that gathered it");
       });
+      if (s.kind == Kind::conditional) steps(s.body, loop);
       if (s.kind == Kind::loop) {
-        steps(s.loop.body, &s);
+        steps(s.body, &s);
         over.insert(&s);
       }
     }
@@ -416,8 +416,9 @@ std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
       if (auto skip_flag = s.collective.skip_flag; skip_flag != program::SkipFlag::nothing)
         call += fmt::format(", spares {}", int(skip_flag));
       out.push_back({fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where), &s});
-    } else if (auto body = calls_of(s.loop.body); !body.empty()) {
-      out.push_back({std::to_string(s.loop.trips) + " iterations"});
+    } else if (auto body = calls_of(s.body); !body.empty()) {
+      out.push_back({s.kind == Kind::conditional ? "a conditional"
+                                                 : std::to_string(s.loop.trips) + " iterations"});
       out.insert(out.end(), body.begin(), body.end());
       out.push_back({"the end of the iterations"});
     }

@@ -97,15 +97,12 @@ struct SharedCheck {
             wrote[std::size_t(slot)] = now;
             if (!stays(s)) writes[memory(slot)].push_back({now, slot, &s, v});
           });
+      if (s.kind == Kind::conditional) steps(s.body);
       if (s.kind != Kind::loop) continue;
-      if (s.loop.variable < 0) {
-        steps(s.loop.body);
-        continue;
-      }
       around.push_back({s.loop.variable, now, now});
       for (int iteration = 0; iteration < std::min<std::int64_t>(s.loop.trips, 2); ++iteration) {
         around.back().iteration_start = now;
-        steps(s.loop.body);
+        steps(s.body);
       }
 
       around.pop_back();
@@ -114,7 +111,7 @@ struct SharedCheck {
   void run() {
     for (int k = 0; k < int(p.slots.size()); ++k) ++members[memory(k)];
     each_step(p.steps, [&](auto& s) {
-      if (s.kind == Kind::loop && s.loop.variable >= 0) trips[s.loop.variable] = s.loop.trips;
+      if (s.kind == Kind::loop) trips[s.loop.variable] = s.loop.trips;
     });
     steps(p.steps);
   }
