@@ -233,7 +233,8 @@ struct NodeCheck {
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
       bool same = r.carry && without_barriers(r.value[0]) == r.carry;
-      if (r.is_guard) must(same && r.carry->axes.empty(), "the guard of the loop is not a flag");
+      if (r.is_condition) must(same && r.carry->axes.empty(), "the condition is not a flag");
+      must(!r.is_condition || covered == 1, "a conditional has {} iterations", covered);
       if (r.carry)
         must(r.start && same_set(r.start, r.carry),
              "the start of a carry has other axes or another dtype");

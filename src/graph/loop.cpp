@@ -54,6 +54,11 @@ const Loop& loop_of(const Node& n) {
 }
 
 LoopOrigin origin_of(const Loop& l) { return IndexAttr::of(*l.index[0]).origin; }
+const LoopResult* condition_of(const Loop& l) {
+  auto found = std::find_if(l.results.begin(), l.results.end(),
+                            [](const LoopResult& r) { return r.is_condition; });
+  return found == l.results.end() ? nullptr : &*found;
+}
 std::int64_t trips(const Loop& l, std::size_t body) {
   auto index = IndexAttr::of(*l.index[body]);
   return body == 0 ? index.axis.size / index.chunk : 1;

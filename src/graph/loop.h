@@ -18,8 +18,9 @@ struct LoopResult {
   Nodes value;         // one per body
   NodePtr start = {};  // initial value of a fold (optional) or a carry
   NodePtr carry = {};  // the placeholder in the body
-  // flag that is carried unchanged; the loop runs no iteration if it is false
-  bool is_guard = false;
+  // flag that is carried unchanged, the condition of a conditional: a loop whose only iteration
+  // runs if the flag is true
+  bool is_condition = false;
   // no value: keeps the side effects of an iteration alive and in order
   bool effect = false;
   friend bool operator==(const LoopResult&, const LoopResult&) = default;
@@ -67,6 +68,8 @@ struct Loop : Payload {
 // slice, the nodes that they read in full, and the starts.
 NodePtr make_loop(Loop);
 LoopOrigin origin_of(const Loop&);
+// Returns the condition of a conditional; null for other loops.
+const LoopResult* condition_of(const Loop&);
 // Returns the loop of a loop node or of one of its results.
 const Loop& loop_of(const Node&);
 // Returns result k of a loop.

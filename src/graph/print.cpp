@@ -69,7 +69,7 @@ class GraphPrinter {
                                        : kMonoids[int(r.monoid)];
       for (auto& v : r.value) text_ += " " + name(v);
       if (r.start) text_ += " from " + name(r.start);
-      if (r.is_guard) text_ += ", the guard of the loop";
+      if (r.is_condition) text_ += ", the condition";
       text_ += "\n";
     }
   }

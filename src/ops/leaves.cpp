@@ -104,6 +104,20 @@ NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
   return make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Payload>()});
 }
 
+NodePtr conditional_index(int depth, LoopOrigin origin) {
+  return index(Axis("(once)", 1), 0, 1, depth, origin);
+}
+Loop conditional(const NodePtr& index, const NodePtr& flag) {
+  Loop l;
+  l.axis = IndexAttr::of(*index).axis;
+  l.index = {index};
+  l.drop = true;
+  auto same = carry(index, {}, DType::boolean);
+  l.results.push_back(
+      {.fold = Fold::carry, .value = {same}, .start = flag, .carry = same, .is_condition = true});
+  return l;
+}
+
 static std::vector<const Op*>& registry() {
   static std::vector<const Op*> ops;
   return ops;

@@ -37,6 +37,11 @@ std::int64_t index_chunk(const Node& index);
 std::int64_t index_start(const Node& index);
 // Creates the placeholder of a value that a scan carries. Never equal to another node.
 NodePtr carry(const NodePtr& index, const Axes&, DType);
+// The index of a conditional, and a conditional with only its condition. A conditional is a loop of
+// one iteration, which runs if the flag (bool, without axes) is true. Otherwise each carry keeps
+// its start.
+NodePtr conditional_index(int depth, LoopOrigin = LoopOrigin::user);
+Loop conditional(const NodePtr& index, const NodePtr& flag);
 bool is_number(const NodePtr&, double value);  // true for this number, also when broadcast
 bool is_number(const NodePtr&);
 bool needs_no_memory(const Node&);  // true for a number or positions, which are never stored

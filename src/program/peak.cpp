@@ -14,7 +14,7 @@ std::string described(const Step& s) {
 // How many copies of a slot exist that is live only at these positions: one for each parallel slot
 // of the loop around.
 std::int64_t copies(const Timeline& timeline, StepRange live) {
-  for (auto& span : timeline.loops()) {
+  for (auto& span : timeline.spans()) {
     const auto& loop = timeline.step(span.begin).loop;
     if (loop.parallel_slots > 0 && live.begin > span.begin && live.end < span.end)
       return loop.parallel_slots;

@@ -1,9 +1,9 @@
 // The steps of a Program in order: positions, accesses to each slot, and live ranges.
 //
-// In: a Program. Out: a position for each step, the loops by their positions, the accesses to each
-// slot in order, and live ranges. Always: a loop has two positions, one before its body and one
-// after it, so that a value that is live throughout the loop ends at no step of the body. A
-// conditional has one position, before its body.
+// In: a Program. Out: a position for each step, the bodies of loops and conditionals by their
+// positions, the accesses to each slot in order, and live ranges. Always: a loop has two positions,
+// one before its body and one after it, so that a value that is live throughout the loop ends at no
+// step of the body. A conditional has one position, before its body.
 #pragma once
 #include <algorithm>
 
@@ -16,10 +16,12 @@ template <class StepType> class TimelineOf {
  public:
   struct StepPosition {
     StepType* step = nullptr;
-    int loop = -1;  // innermost loop around, as an index of loops(); -1: none
+    int span = -1;  // innermost body around, as an index of spans(); -1: none
   };
-  struct LoopSpan {
+  // The body of a loop or a conditional.
+  struct BodySpan {
     int begin, end;  // positions before and after the body
+    bool is_loop;
   };
 
   // With `by_memory`, an access counts for the slot that owns the memory (Slot::alias).
@@ -35,18 +37,18 @@ template <class StepType> class TimelineOf {
   int last() const { return int(positions_.size()) - 1; }
   const std::vector<StepPosition>& positions() const { return positions_; }
   StepType& step(int at) const { return *positions_[std::size_t(at)].step; }
-  const std::vector<LoopSpan>& loops() const { return loops_; }
-  StepType& loop_step(int loop) const { return step(loops_[std::size_t(loop)].begin); }
+  const std::vector<BodySpan>& spans() const { return spans_; }
   // Returns true if `at` is the position after a loop.
   bool ends_loop(int at) const { return ends_[std::size_t(at)]; }
   // Returns the position of the outermost loop around, or -1.
   int outermost_loop(int at) const {
-    int begin = -1;
-    for (int loop = positions_[std::size_t(at)].loop; loop >= 0;) {
-      begin = loops_[std::size_t(loop)].begin;
-      loop = positions_[std::size_t(begin)].loop;
+    int outermost = -1;
+    for (int span = positions_[std::size_t(at)].span; span >= 0;) {
+      auto& around = spans_[std::size_t(span)];
+      if (around.is_loop) outermost = around.begin;
+      span = positions_[std::size_t(around.begin)].span;
     }
-    return begin;
+    return outermost;
   }
   const std::vector<Access>& accesses(int slot) const { return accesses_[std::size_t(slot)]; }
 
@@ -56,7 +58,8 @@ template <class StepType> class TimelineOf {
   StepRange live(const std::vector<Access>& all, bool always = false) const {
     if (all.empty()) return {0, -1};
     StepRange live{all.front().at, all.back().at};
-    for (auto& s : loops_) {
+    for (auto& s : spans_) {
+      if (!s.is_loop) continue;
       auto inside = std::count_if(all.begin(), all.end(),
                                   [&](auto& a) { return a.at > s.begin && a.at < s.end; });
       if (inside == 0 || (!always && std::size_t(inside) == all.size())) continue;
@@ -68,29 +71,29 @@ template <class StepType> class TimelineOf {
   StepRange live(int slot, bool always = false) const { return live(accesses(slot), always); }
 
  private:
-  template <class Steps> void number(Steps& steps, int loop, const std::vector<int>& memory) {
+  template <class Steps> void number(Steps& steps, int around, const std::vector<int>& memory) {
     for (auto& s : steps) {
-      add(s, loop, false);
+      add(s, around, false);
       each_access(s, [&](int slot, bool writes, const program::View* v) {
         accesses_[std::size_t(memory[std::size_t(slot)])].push_back({last(), &s, writes, v});
       });
-      if (s.kind == program::Kind::conditional) number(s.body, loop, memory);
-      if (s.kind != program::Kind::loop) continue;
-      const auto mine = loops_.size();
-      loops_.push_back({last(), 0});
+      const bool is_loop = s.kind == program::Kind::loop;
+      if (!is_loop && s.kind != program::Kind::conditional) continue;
+      const auto mine = spans_.size();
+      spans_.push_back({last(), 0, is_loop});
       number(s.body, int(mine), memory);
-      add(s, loop, true);
-      loops_[mine].end = last();
+      spans_[mine].end = last() + 1;
+      if (is_loop) add(s, around, true);
     }
   }
-  void add(StepType& s, int loop, bool ends_loop) {
-    positions_.push_back({&s, loop});
+  void add(StepType& s, int around, bool ends_loop) {
+    positions_.push_back({&s, around});
     ends_.push_back(ends_loop);
   }
 
   std::vector<StepPosition> positions_ = {{}};
   std::vector<bool> ends_ = {false};
-  std::vector<LoopSpan> loops_;
+  std::vector<BodySpan> spans_;
   Accesses accesses_;  // by slot
 };
 using Timeline = TimelineOf<const program::Step>;

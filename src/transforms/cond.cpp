@@ -1,6 +1,6 @@
-// cond and switch_: one of several sides runs. Each side is the body of a loop with one iteration.
-// A flag that the loop carries determines whether the iteration runs. Gradients, meshes and memory
-// are therefore handled as for loops.
+// cond and switch_: one of several sides runs. Each side is the body of a conditional, which is a
+// loop of one iteration with a condition. Gradients, meshes and memory are therefore handled as for
+// loops.
 #include "graph/fail.h"
 #include "haliax/control.h"
 #include "ops/attr.h"
@@ -75,11 +75,10 @@ Leaves picked(const NodePtr& which, const Sides& sides) {
   return out;
 }
 
-// Creates a loop per side, which starts from the results of the previous loop.
+// Creates a conditional per side, which starts from the results of the previous one.
 Leaves one_run(const NodePtr& which, const Sides& sides) {
   auto& c = context();
-  const Axis once("(once)", 1);
-  const auto index = prim::index(once, 0, 1, c.loop_depth);
+  const auto index = prim::conditional_index(c.loop_depth);
   const auto newest = prim::input({}, DType::f32)->id;  // nodes of the sides are newer
   std::vector<TracedSide> traced;
   ++c.loop_depth;
@@ -103,13 +102,7 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
     if (effects.any()) roots.push_back(effects.last());
     roots = inside_iteration(roots, index, newest);
     if (effects.any()) effects.replace_last(roots.back());
-    Loop l;
-    l.axis = once;
-    l.index = {index};
-    l.drop = true;
-    auto flag = prim::carry(index, {}, DType::boolean);
-    l.results.push_back(
-        {Fold::carry, Monoid::sum, {flag}, is_side(which, s, sides.count), flag, true});
+    auto l = prim::conditional(index, is_side(which, s, sides.count));
     std::size_t k = 0;
     for (auto& a : nodes_of(out)) {
       auto carry = prim::carry(index, a->axes, a->dtype);

@@ -235,8 +235,7 @@ class Backward {
       if (has_carry(l)) d = with_residuals(forward, l, b, d);
       for (std::size_t j = 0; j < d.size(); ++j) back.results[j].value.push_back(d[j]);
     }
-    for (auto& r : l.results)
-      if (r.is_guard) back.results.push_back(r);
+    if (auto* condition = condition_of(l)) back.results.push_back(*condition);
     auto loop = make_loop(std::move(back));
     // The residuals are results of the loop that saves them.
     if (forward.results.size() > l.results.size()) {

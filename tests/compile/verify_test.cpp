@@ -387,13 +387,15 @@ TEST_CASE("verify finds a graph's faults: bodies of a loop") {
   twice.drop = true;
   twice.results = {carried, carried};
   CHECK(reports(in_graph(make_loop(twice)), "two results have one carry"));
-  auto flag = prim::carry(loop_index(), {}, DType::boolean), start = array({}, DType::boolean);
-  auto decides = [&](const NodePtr& value) {
-    return in_graph(
-        loop_of_one({Fold::carry, Monoid::sum, {value}, start, flag, true}, loop_index()));
-  };
-  CHECK(decides(flag) == "");
-  CHECK(reports(decides(prim::logical_not(flag)), "the guard of the loop is not a flag"));
+  auto conditional = prim::conditional(prim::conditional_index(3), array({}, DType::boolean));
+  CHECK(in_graph(make_loop(conditional)) == "");
+  auto& condition = conditional.results[0];
+  condition.value = {prim::logical_not(condition.carry)};
+  CHECK(reports(in_graph(make_loop(conditional)), "the condition is not a flag"));
+  auto flag = prim::carry(loop_index(), {}, DType::boolean);
+  condition.value = {flag};
+  condition.carry = flag;
+  CHECK(reports(in_graph(loop_of_one(condition, loop_index())), "a conditional has"));
 }
 
 TEST_CASE("verify finds a graph's faults: reads of a body, and their scope") {

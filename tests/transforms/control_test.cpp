@@ -38,7 +38,7 @@ TEST_CASE("cond returns the result of its branch") {
 TEST_CASE("only one branch runs") {
   // two conditionals, one after the other
   auto program = program_of(NamedArray(1.) > 0.);
-  auto first = program.find("if %"), second = program.find("if %", first + 1);
+  auto first = program.find("\nif "), second = program.find("\nif ", first + 1);
   CHECK((first < program.find(" exp ") && program.find(" exp ") < second &&
          second < program.find(" sub ")));
   // A branch raises the errors of its checks only if it runs. Captured arrays are read in its

@@ -29,7 +29,7 @@ std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>&
                        [&](auto& v) { return depends_on(v, carry); });
   };
   for (std::size_t k = 0; k < keep.size(); ++k)
-    keep[k] = results[k].is_guard || (effects_only && !results[k].effect) ||
+    keep[k] = results[k].is_condition || (effects_only && !results[k].effect) ||
               read.count(loop_result(loop, k)) > 0;
   for (bool grew = true; grew;) {
     grew = false;

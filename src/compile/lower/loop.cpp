@@ -31,7 +31,7 @@ void Lowering::loop(const NodePtr& n) {
       t.has_deferred |= p.deferred != nullptr;
     }
   }
-  for (auto& r : l.results) t.may_end |= r.is_guard;
+  t.may_end |= condition_of(l) != nullptr;
   Nodes results;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = results.emplace_back(loop_result(n, k));
@@ -40,6 +40,10 @@ void Lowering::loop(const NodePtr& n) {
                 (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
     auto* add = adds ? accumulation(r) : nullptr;
     t.added.push_back(add != nullptr);
+    if (how.is_condition && in_memory(how.start)) {
+      t.places.push_back(place_of(how.start));
+      continue;
+    }
     t.places.push_back(add ? add->place : target_place(r));
     if (add) continue;
     if (how.start)
@@ -63,25 +67,28 @@ void Lowering::body(const LoweredLoop& t, std::size_t b, bool deferred) {
   Step s{.kind = program::Kind::loop,
          .loop = {.trips = trips(l, b), .reverse = l.reverse, .continues_previous = deferred}};
   if (s.loop.trips == 0 || (deferred && !t.parts[b].front().deferred)) return;
-  s.loop.variable = p_.loops++;
   auto* index = l.index[b].get();
-  variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
   const auto mark = added_.size();
-  const Place* guard = nullptr;
+  const Place* condition = nullptr;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     if (l.results[k].carry) set_place(l.results[k].carry.get(), t.places[k]);
-    if (l.results[k].is_guard) guard = &t.places[k];
+    if (l.results[k].is_condition) condition = &t.places[k];
   }
-  push_with_body(std::move(s), [&] {
-    auto iteration = [&] {
-      for (auto& part : t.parts[b]) {
-        auto before = added_.size();
-        iteration_part(part, deferred ? part.deferred : part.flag, t, b);
-        forget(before);
-      }
-    };
-    guard ? conditional(*guard, iteration) : iteration();
-  });
+  auto iteration = [&] {
+    for (auto& part : t.parts[b]) {
+      auto before = added_.size();
+      iteration_part(part, deferred ? part.deferred : part.flag, t, b);
+      forget(before);
+    }
+  };
+  if (condition) {
+    variables_[index] = -1;
+    conditional(*condition, iteration);
+  } else {
+    s.loop.variable = p_.loops++;
+    variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
+    push_with_body(std::move(s), iteration);
+  }
   forget(mark);
   variables_.erase(index);
 }

@@ -23,7 +23,7 @@ using program::Step;
 class SlotUses {
  public:
   explicit SlotUses(const Program& p) : p_(p), timeline_(p, true) {
-    for (auto& span : timeline_.loops())
+    for (auto& span : timeline_.spans())
       spans_[&timeline_.step(span.begin)] = {span.begin + 1, span.end};
   }
 

@@ -172,7 +172,7 @@ struct MemoryPlanner {
   // This is legal only if the old value has no later reader.
   bool may_be_next(int x, int loop) const {
     if (loop < 0 || p.slot(find_root(x)).home != Home::arena) return false;
-    auto span = timeline.loops()[std::size_t(loop)];
+    auto span = timeline.spans()[std::size_t(loop)];
     auto created = liveness[std::size_t(find_root(x))].first;
     return created > span.begin && created < span.end;
   }
@@ -182,7 +182,7 @@ struct MemoryPlanner {
   // in_time: the last read of the old value is before x is computed, or in the step that computes
   // x, at the place of the write. where_created: the latter step reads the old value.
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
-    auto span = timeline.loops()[std::size_t(loop)];
+    auto span = timeline.spans()[std::size_t(loop)];
     auto created = liveness[std::size_t(x)].first;
     Ends ends{true, false};
     for (int slot = 0; slot < int(p.slots.size()); ++slot) {
@@ -253,16 +253,16 @@ struct MemoryPlanner {
   std::vector<std::vector<int>> members = {};  // slots in each memory, by its root
   Trips trips_at(int loop) const {
     Trips trips;
-    auto span = timeline.loops()[std::size_t(loop)];
-    for (auto& s : timeline.loops())  // enclosing and inner loops
-      if ((s.begin <= span.begin && s.end >= span.end) ||
-          (s.begin > span.begin && s.end < span.end))
+    auto span = timeline.spans()[std::size_t(loop)];
+    for (auto& s : timeline.spans())  // enclosing and inner loops
+      if (s.is_loop && ((s.begin <= span.begin && s.end >= span.end) ||
+                        (s.begin > span.begin && s.end < span.end)))
         trips[timeline.step(s.begin).loop.variable] = timeline.step(s.begin).loop.trips;
     return trips;
   }
   // None: an access is not to a stripe.
   std::optional<Striped> striped(int memory, int loop, const Trips& trips) const {
-    auto span = timeline.loops()[std::size_t(loop)];
+    auto span = timeline.spans()[std::size_t(loop)];
     const int variable = timeline.step(span.begin).loop.variable;
     Striped out;
     for (int slot : members[std::size_t(memory)]) {
@@ -286,7 +286,7 @@ struct MemoryPlanner {
            same_place(s.copy.x, s.copy.out);
   }
   bool may_share_stripes(int x, int o, int loop, const Trips& trips) const {
-    auto span = timeline.loops()[std::size_t(loop)];
+    auto span = timeline.spans()[std::size_t(loop)];
     int rx = find_root(x);
     auto home = p.slot(o).home;
     bool may = rx != o && has_own_memory(o) && home != Home::argument && shareable(rx) &&
@@ -301,15 +301,15 @@ struct MemoryPlanner {
   // Returns true if each iteration has read its stripe of the memory `old` when it computes this
   // stripe of `o`.
   bool reads_first(int old, int o, int loop, const Trips& trips) const {
-    auto span = timeline.loops()[std::size_t(loop)];
+    auto span = timeline.spans()[std::size_t(loop)];
     auto from = striped(old, loop, trips), to = striped(o, loop, trips);
     if (!from || !to || from->stripes != to->stripes) return false;
     if (from->first_write != kForever || from->last_read > to->first_write) return false;
     auto write = to->first_write;
     // An inner loop would return to the stripe.
-    bool inner = std::any_of(timeline.loops().begin(), timeline.loops().end(), [&](auto& s) {
-      return s.begin > span.begin && s.end < span.end && s.begin < write && s.end > write &&
-             from->last_read > s.begin;
+    bool inner = std::any_of(timeline.spans().begin(), timeline.spans().end(), [&](auto& s) {
+      return s.is_loop && s.begin > span.begin && s.end < span.end && s.begin < write &&
+             s.end > write && from->last_read > s.begin;
     });
     return !inner && (from->last_read < write || writes_over(timeline.step(write), o, old));
   }
@@ -322,8 +322,9 @@ struct MemoryPlanner {
   void share_stripes() {
     members.resize(p.slots.size());
     for (int s = 0; s < int(p.slots.size()); ++s) members[std::size_t(find_root(s))].push_back(s);
-    for (int loop = 0; loop < int(timeline.loops().size()); ++loop) {
-      auto span = timeline.loops()[std::size_t(loop)];
+    for (int loop = 0; loop < int(timeline.spans().size()); ++loop) {
+      auto span = timeline.spans()[std::size_t(loop)];
+      if (!span.is_loop) continue;
       auto touched = [&](int slot, bool writes) {
         auto& all = timeline.accesses(slot);
         return std::any_of(all.begin(), all.end(), [&](auto& a) {
@@ -365,10 +366,10 @@ struct MemoryPlanner {
         return std::all_of(timeline.accesses(slot).begin(), timeline.accesses(slot).end(), good);
       });
     };
-    auto outer = timeline.loops()[std::size_t(loop)];
-    for (int inside = 0; inside < int(timeline.loops().size()); ++inside) {
-      auto span = timeline.loops()[std::size_t(inside)];
-      if (span.begin <= outer.begin || span.end >= outer.end) continue;
+    auto outer = timeline.spans()[std::size_t(loop)];
+    for (int inside = 0; inside < int(timeline.spans().size()); ++inside) {
+      auto span = timeline.spans()[std::size_t(inside)];
+      if (!span.is_loop || span.begin <= outer.begin || span.end >= outer.end) continue;
       bool created_there = all(x, [&](const Access& a) {
         return a.at > span.begin && a.at < outer.end && (!a.writes || a.at < span.end);
       });
@@ -478,7 +479,7 @@ struct MemoryPlanner {
     auto all = items();
     std::map<program::Loop*, Items> parallel_slots;
     int done = 0;
-    for (auto& span : timeline.loops()) {
+    for (auto& span : timeline.spans()) {
       auto& loop = timeline.step(span.begin).loop;
       if (loop.parallel_slots == 0 || span.begin < done) continue;
       done = span.end;

@@ -61,7 +61,8 @@ struct ProgramCheck {
   std::map<int, OpenCall> open = {};  // started collectives, by number
   bool last = false;                  // the last iteration of the enclosing loop is checked
   bool skips = false;                 // in a conditional that the last iteration may skip
-  int now = 0, iteration_start = -1;  // current step; step before the first one of the iteration
+  // current step; step before the first one of the iteration or conditional
+  int now = 0, iteration_start = -1;
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
     throw Error(fmt::format("[verify] {} after {}: {}{}", s.op, after, why, location_suffix(s)));
@@ -308,8 +309,10 @@ struct ProgramCheck {
       if (placed) check_disjoint(s);
       if (s.kind == Kind::conditional) {
         auto outer = std::exchange(skips, last);
+        auto outer_start = std::exchange(iteration_start, now);
         steps(s.body);
         skips = outer;
+        iteration_start = outer_start;
       }
       if (s.kind != Kind::loop) continue;
       if (s.loop.trips == 0) continue;  // its steps never run

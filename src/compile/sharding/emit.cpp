@@ -14,9 +14,6 @@
 namespace haliax::partitioning {
 namespace {
 
-// A ring step that may be skipped is a loop of one iteration.
-const Axis kOneIteration("(once)", 1);
-
 using program::Outside;
 using program::CollectiveKind;
 
@@ -300,7 +297,7 @@ class Emitter {
     ring_loop.parts.clear();
     ring_loop.sends_back = false;
     ring_loop.index =
-        ring_loop.flag ? prim::index(kOneIteration, 0, 1, s.loop(), LoopOrigin::ring) : nullptr;
+        ring_loop.flag ? prim::conditional_index(s.loop(), LoopOrigin::ring) : nullptr;
     if (ring_loop.flag)
       for (auto& known : ring_loop.known)
         known = prim::carry(ring_loop.index, known->axes, known->dtype);
@@ -329,12 +326,7 @@ class Emitter {
   // sent back are then 0.
   static Nodes computed_if(const RingLoop& ring_loop, const Nodes& values,
                            const std::vector<int>& back) {
-    Loop l;
-    l.axis = kOneIteration;
-    l.index = {ring_loop.index};
-    l.drop = true;
-    auto flag = prim::carry(ring_loop.index, {}, DType::boolean);
-    l.results.push_back({Fold::carry, Monoid::sum, {flag}, ring_loop.flag, flag, true});
+    auto l = prim::conditional(ring_loop.index, ring_loop.flag);
     for (std::size_t k = 0; k < values.size(); ++k) {
       auto& v = values[k];
       auto start = back[k] < 0 ? ring_loop.results[k] : prim::zeros_like(v);

@@ -68,9 +68,8 @@ bool GlobalGraph::changes_in(const Node& n, const Loop& l, std::size_t body) con
     return loop != loops_.end() && changes_in(*loop->second, l, body);
   });
 }
-bool GlobalGraph::is_guarded(int loop) const {
-  auto& all = loop_of(node(loop)).results;
-  return std::any_of(all.begin(), all.end(), [](auto& r) { return r.is_guard; });
+bool GlobalGraph::is_conditional(int loop) const {
+  return condition_of(loop_of(node(loop))) != nullptr;
 }
 const GlobalGraph::Level& GlobalGraph::level(int loop, std::size_t body) {
   auto [found, fresh] = levels_.try_emplace({loop, body});

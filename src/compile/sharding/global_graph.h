@@ -55,7 +55,7 @@ struct GlobalGraph {
   // carries changes if the inner loop does.
   bool changes_in(const Node&, const Loop&, std::size_t body) const;
   // Returns true if the loop has a flag, and runs no iteration if the flag is false.
-  bool is_guarded(int loop) const;
+  bool is_conditional(int loop) const;
   // Propagates the preferred sharding of n to its operands with ids of at least `least`.
   void propagate_preferred(int n, int least = 0);
 

@@ -25,7 +25,7 @@ MeshAxes PlanView::blocked_axes(const Node& n) const {
       add(o.shared_by);
   for (auto* b = &plan().body(body_of(graph_.find(&n))); b->parent >= 0;
        b = &plan().body(b->parent))
-    if (int loop = plan().loop(b->loop).node; graph_.is_guarded(loop))
+    if (int loop = plan().loop(b->loop).node; graph_.is_conditional(loop))
       add(blocked_axes(node(loop)));
   return out;
 }

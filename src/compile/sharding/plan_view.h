@@ -73,7 +73,7 @@ class PlanView {
   int body_of(int n) const;
   double iterations_of(int n) const { return plan().body(body_of(n)).iterations; }
   // Returns the mesh axes that must not shard the node. Their devices share the iterations of an
-  // enclosing loop in which the node changes. Inside a guarded loop, the mesh axes that are blocked
+  // enclosing loop in which the node changes. Inside a conditional, the mesh axes that are blocked
   // for the loop are also blocked for values that do not change: devices in other iterations may
   // have another flag, and skip the loop.
   MeshAxes blocked_axes(const Node&) const;

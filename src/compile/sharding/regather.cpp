@@ -139,7 +139,7 @@ struct Regather {
   // many iterations, which share the gathered weight.
   bool may_move_into(const Gathered& g, int r) const {
     auto& shared_axes = plan.loop(plan.body(r).loop).shared_by;
-    if (!loop(r).drop || graph.is_guarded(plan.loop(plan.body(r).loop).node)) return false;
+    if (!loop(r).drop || graph.is_conditional(plan.loop(plan.body(r).loop).node)) return false;
     return std::none_of(g.versions.begin(), g.versions.end(), [&](int k) {
       return std::any_of(shared_axes.begin(), shared_axes.end(),
                          [&](int m) { return plan.version(k).step().over.has(m); });

@@ -283,7 +283,7 @@ struct PlanCheck {
       auto& l = plan.loop(body->loop);
       must(v.in_ring_loop() || !l.ring_axes.overlaps(over), v,
            "it is communicated over {} in a ring loop over the same mesh axis", over);
-      if (!graph.is_guarded(l.node)) continue;
+      if (!graph.is_conditional(l.node)) continue;
       for (auto* around = &plan.body(body->parent); around->parent >= 0;
            around = &plan.body(around->parent)) {
         auto& other = plan.loop(around->loop);
