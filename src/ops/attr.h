@@ -14,10 +14,11 @@ struct SliceAttr {
   std::int64_t start = 0, size = 1, step = 1;
   bool drop = false;
   Attr attr() const { return {.names = {axis}, .ints = {start, size, step, drop}}; }
-  static SliceAttr of(const Node& n) {
-    auto& i = n.attr.ints;
-    return {n.attr.names[0], i[0], i[1], i[2], i[3] != 0};
+  static SliceAttr of(const Attr& a) {
+    auto& i = a.ints;
+    return {a.names[0], i[0], i[1], i[2], i[3] != 0};
   }
+  static SliceAttr of(const Node& n) { return of(n.attr); }
 };
 // Ops that work along one axis, such as a sort or a concatenation. An op with Op::segments has this
 // axis as its first name.
@@ -42,9 +43,10 @@ struct RegroupAttr {
     a.names.push_back(flat);
     return a;
   }
-  static RegroupAttr of(const Node& n) {
-    return {{n.attr.names.begin(), n.attr.names.end() - 1}, n.attr.names.back()};
+  static RegroupAttr of(const Attr& a) {
+    return {{a.names.begin(), a.names.end() - 1}, a.names.back()};
   }
+  static RegroupAttr of(const Node& n) { return of(n.attr); }
   // Returns true if the axis is a part. `flat` may have the name of one of the parts.
   bool is_part(Name a) const { return has(parts, a); }
 };

@@ -161,18 +161,9 @@ NodePtr map(const Op& op, Nodes in, Axes axes, DType dtype) {
   for (auto& n : in) n = stripped(n);
   return make(op, std::move(in), std::move(axes), dtype);
 }
-NodePtr cast(G a, DType d) {
-  if (a->dtype == d) return a;
-  auto& n = *stripped(a);
-  if (!is_number(a) || (is_float(a->dtype) && !is_float(d))) return map(kCast, {a}, d);
-  return fit(is_float(a->dtype) ? number(real_of(n), d) : integer(integer_of(n), d), a->axes);
-}
+NodePtr cast(G a, DType d) { return build(kCast, {stripped(a)}, a->axes, d); }
 NodePtr bitcast(G a, DType d) { return map(kBitcast, {a}, d); }
-NodePtr neg(G a) {
-  if (a->op == &kNeg) return a->in[0];
-  if (is_number(a) && is_float(a->dtype)) return filled(-real_of(*stripped(a)), a->dtype, a->axes);
-  return map(kNeg, {a}, a->dtype);
-}
+NodePtr neg(G a) { return build(kNeg, {stripped(a)}, a->axes, a->dtype); }
 NodePtr logical_not(G a) { return map(kNot, {a}, DType::boolean); }
 NodePtr stop_gradient(G a) { return map(kStop, {a}, a->dtype); }
 NodePtr exp(G a) { return map(kExp, {a}, a->dtype); }
@@ -190,36 +181,15 @@ NodePtr reciprocal(G a) { return div(one(a), a); }
 
 namespace {
 NodePtr binary(const Op& op, G a, G b) { return map(op, {a, b}, a->dtype); }
-NodePtr fit_both(G value, G a, G b) { return fit(value, joined(a->axes, b->axes)); }
-// Folds two scalar constants in the precision of their dtype. Null: not applicable.
-NodePtr folded(G a, G b, double (*f)(double, double)) {
-  if (a->op != &kNumber || b->op != &kNumber || (a->dtype != DType::f32 && a->dtype != DType::f64))
-    return nullptr;
-  return number(f(real_of(*a), real_of(*b)), a->dtype);
+NodePtr arithmetic(const Op& op, G a, G b) {
+  return build(op, {stripped(a), stripped(b)}, joined(a->axes, b->axes), a->dtype);
 }
 }  // namespace
 
-NodePtr add(G a, G b) {
-  if (auto n = folded(a, b, [](double x, double y) { return x + y; })) return n;
-  if (is_number(a, 0)) return fit_both(b, a, b);
-  if (is_number(b, 0)) return fit_both(a, a, b);
-  return binary(kAdd, a, b);
-}
-NodePtr sub(G a, G b) {
-  if (is_number(b, 0)) return fit_both(a, a, b);
-  return binary(kSub, a, b);
-}
-NodePtr mul(G a, G b) {
-  if (auto n = folded(a, b, [](double x, double y) { return x * y; })) return n;
-  if (is_number(a, 1)) return fit_both(b, a, b);
-  if (is_number(b, 1)) return fit_both(a, a, b);
-  return binary(kMul, a, b);
-}
-NodePtr div(G a, G b) {
-  if (auto n = folded(a, b, [](double x, double y) { return x / y; })) return n;
-  if (is_number(b, 1)) return fit_both(a, a, b);
-  return binary(kDiv, a, b);
-}
+NodePtr add(G a, G b) { return arithmetic(kAdd, a, b); }
+NodePtr sub(G a, G b) { return arithmetic(kSub, a, b); }
+NodePtr mul(G a, G b) { return arithmetic(kMul, a, b); }
+NodePtr div(G a, G b) { return arithmetic(kDiv, a, b); }
 NodePtr scale(G a, double v) { return mul(a, number(v, a->dtype)); }
 NodePtr max(G a, G b) { return binary(kMaximum, a, b); }
 NodePtr min(G a, G b) { return binary(kMinimum, a, b); }

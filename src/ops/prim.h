@@ -114,6 +114,9 @@ extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;
 // ---- shape ----
 // Returns the same values with these axes, reordered and broadcast along new ones.
 NodePtr fit(const NodePtr&, const Axes&);
+// Creates a node, or a simpler node with the same values (simplify.h). Builders and rewriters use
+// it; `map` does not, so that the arithmetic of users stays as written until it is compiled.
+NodePtr build(const Op&, Nodes in, Axes, DType, Attr = {});
 // Returns the same op with other operands and other sizes of its axes.
 NodePtr rebuilt(const Node&, Nodes in, const Axes&);
 // Returns x with these axes: sums over the axes that are missing and broadcasts along new ones.

@@ -47,7 +47,7 @@ Axes sliced_axes(const Axes& full, const SliceAttr& c) {
 NodePtr make_sliced(const Op& op, G x, const Axes& axes, const SliceAttr& c, NodePtr dynamic) {
   Nodes in{x};
   if (dynamic) in.push_back(std::move(dynamic));
-  return make(op, std::move(in), axes, x->dtype, c.attr());
+  return build(op, std::move(in), axes, x->dtype, c.attr());
 }
 Place slice_view(const Node& n, const Place& in, Emit& e) {
   return place_of_slice(SliceAttr::of(n), n.in[0]->axes, in, dynamic_of(n), e);
@@ -289,18 +289,17 @@ const Op kConcat{.name = "concatenate",
                  .fault = concat_fault};
 
 NodePtr fit(G x, const Axes& axes) {
-  if (x->axes == axes) return x;
   for (auto& a : x->axes)
     if (auto* now = find_axis(axes, a.name); now ? now->size != a.size : a.size != 1)
       fail("fit", "axis " + std::string(a.name.text()) + " of " + to_string(x->axes) +
                       " has another size in " + to_string(axes));
-  if (x->op == &kFit) return fit(x->in[0], axes);
-  return make(kFit, {x}, axes, x->dtype);
+  return build(kFit, {x}, axes, x->dtype);
 }
 NodePtr rebuilt(const Node& n, Nodes in, const Axes& axes) {
-  if (n.op == &kFit) return fit(in[0], axes);
+  if (n.op->kind == Kind::map)
+    for (auto& x : in) x = stripped(x);
   if (n.op == &kSlice) return slice(in[0], SliceAttr::of(n), in.size() > 1 ? in[1] : nullptr);
-  return make(*n.op, std::move(in), axes, n.dtype, n.attr);
+  return build(*n.op, std::move(in), axes, n.dtype, n.attr);
 }
 NodePtr rename(G x, const Names& from, const Names& to) {
   RenameAttr r;  // only names that change
@@ -313,10 +312,7 @@ NodePtr rename(G x, const Names& from, const Names& to) {
     a.name = now;
   }
   if (r.from.empty()) return x;
-  // The rename of a broadcast is a broadcast.
-  if (x->op == &kFit && x->in[0]->axes.empty()) return fit(x->in[0], axes);
-  if (x->op == &kRename && x->in[0]->axes == axes) return x->in[0];
-  return make(kRename, {x}, axes, x->dtype, r.attr());
+  return build(kRename, {x}, axes, x->dtype, r.attr());
 }
 
 NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_t step, bool drop,
@@ -324,12 +320,7 @@ NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_
   return slice(x, SliceAttr{axis, start, size, step, drop}, std::move(dynamic));
 }
 NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
-  auto full = find(*x, c.axis)->size;
-  if (!dynamic && c.start == 0 && c.size == full && c.step == 1 && !c.drop) return x;
-  auto axes = sliced_axes(x->axes, c);
-  // The slice of a broadcast is a broadcast and is never stored.
-  if (x->op == &kFit && !find(*x->in[0], c.axis)) return fit(x->in[0], axes);
-  return make_sliced(kSlice, x, axes, c, std::move(dynamic));
+  return make_sliced(kSlice, x, sliced_axes(x->axes, c), c, std::move(dynamic));
 }
 NodePtr slice_at(G x, G index, bool drop) {
   auto loop_index = IndexAttr::of(*index);
@@ -342,7 +333,6 @@ NodePtr place(G x, const Axes& full, Name axis, std::int64_t start, std::int64_t
   // The other axes of the result are the axes of x: a gradient may have another order, but never
   // other names.
   auto fitted = sum_to(x, sliced_axes(full, c));
-  if (is_number(fitted, 0)) return filled(0, x->dtype, full);
   return make_sliced(kPlace, fitted, full, c, std::move(dynamic));
 }
 
@@ -358,13 +348,11 @@ NodePtr flatten(G x, const Names& old, const Axis& flat) {
       done = true;
     }
   }
-  if (is_number(x)) return fit(stripped(x), axes);
-  return make(kFlatten, {x}, axes, x->dtype, RegroupAttr{old, flat.name}.attr());
+  return build(kFlatten, {x}, axes, x->dtype, RegroupAttr{old, flat.name}.attr());
 }
 NodePtr unflatten(G x, Name flat, const Axes& parts) {
   auto axes = replace_axis(x->axes, flat, parts, context().origin.at);
-  if (is_number(x)) return fit(stripped(x), axes);
-  return make(kUnflatten, {x}, axes, x->dtype, RegroupAttr{names_of(parts), flat}.attr());
+  return build(kUnflatten, {x}, axes, x->dtype, RegroupAttr{names_of(parts), flat}.attr());
 }
 NodePtr concat(const Nodes& xs, const Axis& full) {
   if (xs.size() == 1) return xs[0];

@@ -271,7 +271,7 @@ struct Step {
   Host host = {};
   Loop loop = {};
   Conditional conditional = {};
-  std::vector<Step> body = {};  // of a loop or a conditional
+  std::vector<Step> body = {};  // the steps in a loop or a conditional
   const char* op = "";          // name of the op that the step computes
   std::string where = {};       // file:line and module path, for reports
   // byte offset in the arena, aligned, of `scratch_bytes` bytes that only this step uses while it

@@ -127,7 +127,7 @@ Nodes with_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
         operands.push_back(prim::enter(y, key));
     }
     OriginScope here(n->origin);
-    auto created = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
+    auto created = operands == n->in ? n : prim::rebuilt(*n, operands, n->axes);
     if (enters) old[n.get()] = created;
     in[n.get()] = enters ? prim::enter(created, key) : created;
     out[n.get()] = prim::leave(created, key);

@@ -134,7 +134,7 @@ class Backward {
         g->in[0]->axes.size() != g->axes.size())
       return g;
     auto& x = *g->in[0];
-    return make(*x.op, x.in, g->axes, x.dtype, x.attr);
+    return prim::rebuilt(x, x.in, g->axes);
   }
   // Concatenates the cotangents of all parts of an axis (unbind, split), rather than summing arrays
   // of the full size.

@@ -83,7 +83,7 @@ class MaskedValue {
     if (auto constant = constant_mask(n, in)) return number(*constant, DType::boolean);
     if (underflows(n) && !is_number(in[0]))
       if (auto zero = underflow(node)) return zero;
-    return make(*n.op, std::move(in), axes, n.dtype, n.attr);
+    return rebuilt(n, std::move(in), axes);
   }
   // A matmul that keeps the axis is 0 if an operand is 0 along the entire axis.
   NodePtr batched_matmul(const Node& n) {
@@ -234,7 +234,7 @@ class MaskedValue {
     if (in == n->in) return n;
     if (auto operand = larger_operand(*n, in)) return operand;
     const bool known = std::find(in.begin(), in.end(), nullptr) == in.end();
-    return known ? make(*n->op, std::move(in), n->axes, n->dtype, n->attr) : nullptr;
+    return known ? rebuilt(*n, std::move(in), n->axes) : nullptr;
   }
   NodePtr reduced(const Node& n) {
     auto& operand = *n.in[0];

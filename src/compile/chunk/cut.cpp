@@ -79,7 +79,7 @@ NodePtr in_turns_of(const NodePtr& x, const NodePtr& index) {
     in.push_back(in_turns_of(operand, index));
     if (!in.back()) return nullptr;
   }
-  return make(*x->op, std::move(in), x->axes, x->dtype, x->attr);
+  return prim::rebuilt(*x, std::move(in), x->axes);
 }
 Nodes with_entered(const Nodes& values, const Node* index, const Entered& before) {
   Rewrite to;

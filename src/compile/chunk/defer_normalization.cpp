@@ -105,7 +105,7 @@ class LateRows {
     auto again = [&](std::size_t k) {
       auto in = x->in;
       in[k] = undivided(in[k], keys, by, chosen || masks);
-      return in[k] ? make(*x->op, std::move(in), x->axes, x->dtype, x->attr) : nullptr;
+      return in[k] ? prim::rebuilt(*x, std::move(in), x->axes) : nullptr;
     };
     auto sums = [&](const NodePtr& s, const NodePtr& e) {
       auto& of = analysis::same_values(s);

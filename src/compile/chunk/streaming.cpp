@@ -80,9 +80,9 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const RunningMa
   NodePtr out;
   if (analysis::shifted_exp(*n)) {
     auto& sub = n->in[0];
-    auto shifted = make(*sub->op, {part(sub->in[0], a, b), running.shift}, on_chunk_axes(*sub),
-                        sub->dtype, sub->attr);
-    out = make(*n->op, {shifted}, on_chunk_axes(*n), n->dtype, n->attr);
+    auto shifted =
+        prim::rebuilt(*sub, {part(sub->in[0], a, b), running.shift}, on_chunk_axes(*sub));
+    out = prim::rebuilt(*n, {shifted}, on_chunk_axes(*n));
     if (hides) out = prim::select(running.hidden, prim::number(std::nan(""), n->dtype), out);
   } else {
     Nodes in;

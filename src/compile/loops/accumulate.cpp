@@ -66,7 +66,7 @@ Nodes accumulate_updates(Nodes roots) {
       Nodes in = s->in;
       in[0] = array;
       in = substitute(in, to);
-      to[n.get()] = make(*s->op, in, s->axes, s->dtype, s->attr);
+      to[n.get()] = prim::rebuilt(*s, in, s->axes);
       break;
     }
   }

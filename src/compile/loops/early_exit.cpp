@@ -28,7 +28,7 @@ Nodes terms_of(const NodePtr& value, bool all) {
   auto in = value->in;
   if (accumulates(*value, Monoid::sum) && adds(in[0])) {
     auto base = std::exchange(in[0], prim::zeros_like(in[0]));
-    in = {base, make(*value->op, in, value->axes, value->dtype, value->attr)};
+    in = {base, prim::rebuilt(*value, in, value->axes)};
   } else {
     bool sum = prim::combines(*value, Monoid::sum) && in[0]->axes == value->axes &&
                in[1]->axes == value->axes;
