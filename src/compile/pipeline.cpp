@@ -12,6 +12,7 @@
 #include "compile/lower/masked_matmuls.h"
 #include "compile/memory/memory.h"
 #include "compile/verify.h"
+#include "program/profile.h"
 #include "transforms/scores.h"
 
 namespace haliax {
@@ -162,11 +163,18 @@ const Pass kPasses[] = {
 };
 
 // ---- after each pass ----
-std::string text_of(const Compilation& c, Stage on) {
-  if (on == Stage::sharding) return c.partition->text();
-  return on == Stage::program
-             ? program::to_string(*c.program)
-             : to_string(c.roots, c.layouts) + to_string(c.iteration_parts, c.roots);
+// Returns a line per step with scratch memory, in order, bodies of loops included.
+std::string scratch_text(const std::vector<program::Step>& steps) {
+  std::string out;
+  for (auto& s : steps) {
+    if (s.scratch_bytes > 0)
+      out += fmt::format("scratch of {}: {} bytes\n", program::name_of(s.kind), s.scratch_bytes);
+    out += scratch_text(s.body);
+  }
+  return out;
+}
+std::string text_of(const program::Program& p) {
+  return program::to_string(p) + scratch_text(p.steps);
 }
 std::int64_t size_of(const std::vector<program::Step>& steps) {
   auto n = std::int64_t(steps.size());
@@ -196,6 +204,14 @@ void verify_after(const Pass& p, const Compilation& c) try {
 
 std::span<const Pass> passes() { return kPasses; }
 
+std::string to_string(const Compilation& c, Stage on) {
+  if (on == Stage::sharding) return c.partition->text();
+  if (on == Stage::program)
+    return text_of(*c.program) +
+           (c.alternative ? "---- with saved matmuls\n" + text_of(*c.alternative) : "");
+  return to_string(c.roots, c.layouts) + to_string(c.iteration_parts, c.roots);
+}
+
 void run(Compilation& c, Stage first, Stage last) {
   std::int64_t size = -1;
   Stage counted = first;
@@ -204,6 +220,7 @@ void run(Compilation& c, Stage first, Stage last) {
   if (c.options.debug.verify && first == Stage::graph && c.options.from == kPasses[0].name)
     verify(c.roots, "tracing");
   for (auto& p : kPasses) {
+    if (p.name == c.options.until) return;
     reached |= p.name == c.options.from;
     if (!reached || p.stage < first || p.stage > last || (p.optional && !c.options.optional))
       continue;
@@ -235,7 +252,7 @@ void run(Compilation& c, Stage first, Stage last) {
       auto device =
           c.partition && p.stage > Stage::sharding ? fmt::format(", device {}", c.number) : "";
       std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(),
-                   text_of(c, p.stage).c_str());
+                   to_string(c, p.stage).c_str());
     }
     // An unchanged graph without new parts or layouts needs no further check.
     if (same && checked && c.iteration_parts.size() + c.layouts.size() == facts) continue;

@@ -38,6 +38,7 @@ struct CompileOptions {
   int chunk_depth = 0;  // regions inside at least this many loops are tiled
   std::optional<std::int64_t> scores_budget = {};  // see JitOptions
   std::string_view from = "strip_wraps";           // the first pass
+  std::string_view until = {};                     // stops before this pass; empty: after the last
   // Mesh, and shardings of the inputs and results.
   const Mesh* mesh = nullptr;
   std::vector<Sharding> in = {}, out = {};
@@ -81,6 +82,8 @@ void run(Compilation&);  // all stages, for one device
 void run_global(Compilation&);
 // Returns the compilation of one device of a mesh, before stage device.
 Compilation on_device(const Compilation&, int number);
+// Returns the output of HALIAX_PRINT after a pass of this stage.
+std::string to_string(const Compilation&, Stage);
 std::string to_string(const std::vector<PassReport>&);  // a table
 std::string table_of_passes();                          // the list of passes, one line each
 // Returns a function that runs the passes from `chunk` on. The search for chunk sizes calls it.
