@@ -1,0 +1,403 @@
+// Each pass of the list, by an example: a small program just before and just after the pass, as
+// HALIAX_PRINT prints it. Review a change of tests/compile/passes as you review code:
+// `build/tests/compile --update` writes the files again.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <regex>
+#include <stdexcept>
+
+#include "compile/pipeline.h"
+#include "haliax/haliax.h"
+#include "ops/prim.h"
+#include "support/golden_dir.h"
+#include "support/update.h"
+#include "transforms/sharding.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis A{"a", 2}, B{"b", 4}, N{"n", 4}, D{"d", 2}, Q{"q", 4}, K{"k", 4}, L{"layers", 3};
+const Mesh two{{{"data", 2}}};
+
+// The facts about a device that passes query, equal on every machine.
+class FixedDevice : public program::Device {
+ public:
+  const char* name() const override { return "fixed"; }
+  program::Machine machine() const override {
+    return {.max_parallel_slot_bytes = 1 << 18, .mask_block = 64};
+  }
+  std::int64_t scratch_bytes(const program::Step& s, int) const override {
+    return s.kind == program::Kind::contract ? 256 : 0;
+  }
+  int parallel_slots(const program::Step&, std::int64_t, std::int64_t, int) const override {
+    return 2;
+  }
+  std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override {
+    throw std::logic_error("this device runs no Program");
+  }
+};
+
+struct ExampleArgument {
+  const char* name;
+  Axes axes;
+  Mapping at = {};
+  DType dtype = DType::f32;
+};
+struct ExampleOptions {
+  std::optional<Mesh> mesh = {};
+  Mapping compute = {}, out = {};  // mapping of contractions, and of results
+  PartitionOptions partition = {};
+  DebugOptions debug = {};
+  std::int64_t scores_budget = most_bytes;  // all scores are materialized
+  bool has_device = false;                  // FixedDevice; otherwise the passes know no device
+  int chunk_depth = 0;
+};
+struct PassExample {
+  std::string_view pass;
+  const char* program;
+  std::vector<ExampleArgument> arguments;
+  Leaves (*f)(const Leaves&);
+  ExampleOptions options = {};
+
+  std::string description() const {
+    std::string out = program;
+    for (auto& a : arguments) {
+      out += std::string("\n") + a.name + " " + std::string(name_of(a.dtype)) + to_string(a.axes);
+      if (options.mesh && !(a.at == Mapping{})) out += ", " + to_string(a.at);
+    }
+    if (options.mesh) out += "\nmesh " + to_string(*options.mesh);
+    return out + "\n";
+  }
+  // Returns the graph, plan or Program just before and just after the pass.
+  std::pair<std::string, std::string> texts() const {
+    std::optional<use_mesh> on;
+    std::optional<axis_mapping> by;
+    if (options.mesh) {
+      on.emplace(*options.mesh);
+      by.emplace(options.compute);
+    }
+    detail::Tracing tracing;
+    FixedDevice device;
+    auto list = passes();
+    auto at = std::find_if(list.begin(), list.end(), [&](auto& p) { return pass == p.name; });
+    REQUIRE(at != list.end());
+    const auto previous = at == list.begin() ? Stage::graph : std::prev(at)->stage;
+
+    auto c = traced();
+    if (options.has_device) c.options.device = &device;
+    c.options.until = pass;
+    run(c, Stage::graph, Stage::sharding);
+    if (at->stage > Stage::sharding) {
+      c = on_device(c, 0);
+      run(c, Stage::device, Stage::program);
+    }
+    auto before = to_string(c, previous);
+    c.options.from = pass;
+    c.options.until = std::next(at) == list.end() ? "" : std::next(at)->name;
+    run(c, at->stage, at->stage);
+    return {plain(before), plain(to_string(c, at->stage))};
+  }
+
+ private:
+  Compilation traced() const {
+    Compilation c{{}, {}, {.partition = options.partition}};
+    c.options.debug = options.debug;
+    c.options.debug.verify = true;
+    c.options.scores_budget = options.scores_budget;
+    c.options.chunk_depth = options.chunk_depth;
+    c.options.workers = 2;
+    if (options.mesh) c.options.mesh = &*options.mesh;
+    auto place = [&](const Axes& axes, const Mapping& at, const char* what) {
+      return options.mesh ? sharding_for(axes, at, *options.mesh, what) : Sharding{};
+    };
+    Leaves in;
+    for (auto& a : arguments) {
+      c.inputs.push_back(prim::input(a.axes, a.dtype, Name(a.name)));
+      c.options.in.push_back(place(a.axes, a.at, a.name));
+      in.push_back(NamedArray(c.inputs.back()));
+    }
+    for (auto& r : f(in)) {
+      c.roots.push_back(r.node());
+      c.options.out.push_back(place(r.node()->axes, options.out, "a result"));
+    }
+    return c;
+  }
+  // Removes source locations, which other tests check.
+  static std::string plain(const std::string& text) {
+    static const std::regex place(" *# .*| \\(\\w+\\.cpp:\\d+\\)");
+    return std::regex_replace(text, place, "");
+  }
+};
+
+const std::vector<ExampleArgument> heads{{"q", {Q, D}}, {"k", {K, D}}, {"v", {K, D}}};
+
+// Returns the last state of tanh(c * w), one layer after the other.
+NamedArray recurrent(const NamedArray& x, const NamedArray& w) {
+  return fold([](const NamedArray& c, const NamedArray& w) { return tanh(c * w); }, L)(x, w);
+}
+
+const std::vector<PassExample> examples{
+    {"strip_wraps",
+     "y = exp(x), with a gradient by custom_vjp",
+     {{"x", {A}}},
+     [](const Leaves& in) {
+       using In = const NamedArray&;
+       auto f = custom_vjp([](In x) { return exp(x); }, [](const std::tuple<NamedArray>&, In y,
+                                                           In g) { return std::tuple(g * y); });
+       return Leaves{f(in[0])};
+     }},
+    {"scores",
+     "e = exp(dot(q, k, \"d\")); dot(e, v, \"k\") / sum(e, \"k\"), with a scores budget of 0 bytes",
+     heads,
+     [](const Leaves& in) {
+       auto e = exp(dot(in[0], in[1], D));
+       return Leaves{dot(e, in[2], K) / sum(e, K)};
+     },
+     {.scores_budget = 0}},
+    {"merge_carried",
+     "y = fold(tanh(c * w)) over layers, and the gradient of sum(y) by x",
+     {{"x", {A}}, {"w", {L, A}}},
+     [](const Leaves& in) {
+       auto loss = [&](const NamedArray& x) {
+         auto y = recurrent(x, in[1]);
+         return std::pair{sum(y), y};
+       };
+       auto [out, g] = value_and_grad(loss)(in[0]);
+       return Leaves{out.second, g};
+     }},
+    {"f32_matmuls",
+     "dot(x, y, \"n\") of bf16 arrays in chunks of 2, read as f32",
+     {{"x", {N, A}, {}, DType::bf16}, {"y", {N, D}, {}, DType::bf16}},
+     [](const Leaves& in) {
+       auto f = [](const NamedArray& x, const NamedArray& y) { return dot(x, y, N); };
+       return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0], in[1]).astype(DType::f32)};
+     }},
+    {"defer_normalization",
+     "dot(softmax(dot(q, k, \"d\"), \"k\"), v, \"k\") with a scores budget of 0, for ring "
+     "attention",
+     heads,
+     [](const Leaves& in) { return Leaves{dot(softmax(dot(in[0], in[1], D), K), in[2], K)}; },
+     {.partition = {.ring_attention = true}, .scores_budget = 0}},
+    {"chunk",
+     "sum(tanh(dot(x, w, \"d\"))) in chunks of 2 along n",
+     {{"x", {N, D}}, {"w", {D, B}}},
+     [](const Leaves& in) {
+       auto f = [](const NamedArray& x, const NamedArray& w) { return sum(tanh(dot(x, w, D))); };
+       return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0], in[1])};
+     }},
+    {"strip_boundaries",
+     "sum(tanh(x)) in chunks of 2, in a trial that tiles regions inside of loops only",
+     {{"x", {N}}},
+     [](const Leaves& in) {
+       auto f = [](const NamedArray& x) { return sum(tanh(x)); };
+       return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0])};
+     },
+     {.chunk_depth = 1}},
+    {"drop_dead",
+     "the last state of a scan whose stacked results are not read",
+     {{"x", {A}}, {"w", {L, A}}},
+     [](const Leaves& in) {
+       auto f = [](const NamedArray& c, const NamedArray& w) {
+         return std::pair{tanh(c * w), exp(c)};
+       };
+       return Leaves{scan(f, L)(in[0], in[1]).first};
+     }},
+    {"merge_loops",
+     "map(exp) and map(tanh) of one array",
+     {{"x", {L, A}}},
+     [](const Leaves& in) {
+       return Leaves{map([](const NamedArray& x) { return exp(x); }, L)(in[0]),
+                     map([](const NamedArray& x) { return tanh(x); }, L)(in[0])};
+     }},
+    {"accumulate_sums",
+     "g + sum(tanh(x), \"n\"), with the sum in chunks of 2",
+     {{"x", {N, A}}, {"g", {A}}},
+     [](const Leaves& in) {
+       auto f = [](const NamedArray& x) { return sum(tanh(x), N); };
+       return Leaves{in[1] + chunked_reduce("n", {.chunk = 2}, f)(in[0])};
+     }},
+    {"drop_merged",
+     "map(tanh) of map(exp)",
+     {{"x", {L, A}}},
+     [](const Leaves& in) {
+       auto y = map([](const NamedArray& x) { return exp(x); }, L)(in[0]);
+       return Leaves{map([](const NamedArray& x) { return tanh(x); }, L)(y)};
+     }},
+    {"plan",
+     "dot(x, w, \"d\") * 2, with d sharded over two devices",
+     {{"x", {N, D}, {{"d", "data"}}}, {"w", {D, B}, {{"d", "data"}}}},
+     [](const Leaves& in) { return Leaves{dot(in[0], in[1], D) * 2.}; },
+     {.mesh = two}},
+    {"residuals",
+     "the gradient of fold(tanh(c * sum(w, \"d\"))) by x, with rematerialized layers",
+     {{"x", {A}}, {"w", {L, D}, {{"d", "data"}}}},
+     [](const Leaves& in) {
+       auto layer = [](const NamedArray& c, const NamedArray& w) { return tanh(c * sum(w, D)); };
+       auto loss = [&](const NamedArray& x) {
+         return sum(fold(layer, L, {.checkpoint = "carries"})(x, in[1]));
+       };
+       return Leaves{grad(loss)(in[0])};
+     },
+     {.mesh = two}},
+    {"regather",
+     "the gradient of sum(dot(dot(dot(x, u), v), w) ** 2) by u, with weights of 64 MiB",
+     {{"x", {N, Axis("a", 4096)}, {{"n", "data"}}},
+      {"u", {Axis("a", 4096), Axis("b", 4096)}, {{"b", "data"}}},
+      {"v", {Axis("b", 4096), Axis("c", 4096)}, {{"c", "data"}}},
+      {"w", {Axis("c", 4096), Axis("d", 4096)}, {{"d", "data"}}}},
+     [](const Leaves& in) {
+       auto loss = [&](const NamedArray& u) {
+         return sum(square(dot(dot(dot(in[0], u, "a"), in[2], "b"), in[3], "c")));
+       };
+       return Leaves{grad(loss)(in[1])};
+     },
+     {.mesh = two, .compute = {{"n", "data"}}, .out = {{"b", "data"}}}},
+    {"ring",
+     "dot(x, w, \"d\") with a sharded weight and JitOptions::ring",
+     {{"x", {Axis("n", 4096), Axis("d", 16)}, {{"n", "data"}}},
+      {"w", {Axis("d", 16), Axis("m", 4096)}, {{"d", "data"}}}},
+     [](const Leaves& in) { return Leaves{dot(in[0], in[1], "d")}; },
+     {.mesh = two,
+      .compute = {{"n", "data"}},
+      .out = {{"n", "data"}},
+      .partition = {.ring = true}}},
+    {"bucket",
+     "tanh of the sum of x, and of the sum of y, over a sharded axis",
+     {{"x", {N, A}, {{"n", "data"}}}, {"y", {N, B}, {{"n", "data"}}}},
+     [](const Leaves& in) {
+       return Leaves{tanh(sum(in[0], N)), tanh(sum(in[1], N))};
+     },
+     {.mesh = two}},
+    {"emit",
+     "tanh of the sum of x over a sharded axis",
+     {{"x", {N, A}, {{"n", "data"}}}},
+     [](const Leaves& in) { return Leaves{tanh(sum(in[0], N))}; },
+     {.mesh = two}},
+    {"batch_loops",
+     "dot(tanh(dot(q, k, \"d\")), v, \"k\") of 16 heads, on a device with parallel slots",
+     {{"q", {Axis("heads", 16), Axis("q", 128), Axis("d", 16)}},
+      {"k", {Axis("heads", 16), Axis("k", 128), Axis("d", 16)}},
+      {"v", {Axis("heads", 16), Axis("k", 128), Axis("d", 16)}}},
+     [](const Leaves& in) { return Leaves{dot(tanh(dot(in[0], in[1], "d")), in[2], "k")}; },
+     {.has_device = true}},
+    {"softmax_matmuls",
+     "dot(softmax(x, \"k\"), v, \"k\") with many more logits than values",
+     {{"x", {Axis("n", 128), Axis("k", 128)}}, {"v", {Axis("k", 128), D}}},
+     [](const Leaves& in) { return Leaves{dot(softmax(in[0], "k"), in[1], "k")}; }},
+    {"row_dots",
+     "dot(x, y, \"d\") of arrays with the same axes",
+     {{"x", {N, D}}, {"y", {N, D}}},
+     [](const Leaves& in) { return Leaves{dot(in[0], in[1], D)}; }},
+    {"masked_matmuls",
+     "dot(where(mask, w, 0), v, \"k\") on a device that skips blocks of 64 positions",
+     {{"mask", {Axis("q", 256), Axis("k", 256)}, {}, DType::boolean},
+      {"w", {Axis("q", 256), Axis("k", 256)}},
+      {"v", {Axis("k", 256), Axis("d", 64)}}},
+     [](const Leaves& in) { return Leaves{dot(where(in[0], in[1], 0.f), in[2], "k")}; },
+     {.has_device = true}},
+    {"accumulate_updates",
+     "g plus the gradient of sum(take(table, \"n\", ids)) by the table",
+     {{"table", {N, A}}, {"ids", {B}, {}, DType::i32}, {"g", {N, A}}},
+     [](const Leaves& in) {
+       auto f = [&](const NamedArray& t) { return sum(square(take(t, N, in[1]))); };
+       return Leaves{in[2] + grad(f)(in[0])};
+     }},
+    {"early_exit",
+     "sum(where(id >= 0, tanh(x), 0), \"n\") in chunks of 2",
+     {{"x", {N, Axis("a", 16)}}, {"id", {N}, {}, DType::i32}},
+     [](const Leaves& in) {
+       auto f = [](const NamedArray& x, const NamedArray& id) {
+         return sum(where(id >= 0, tanh(x), 0.f), N);
+       };
+       return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0], in[1])};
+     }},
+    {"layout",
+     "dot(sum(x, \"m\"), k, \"d\") of two heads",
+     {{"x", {Q, Axis("heads", 2), Axis("m", 3), D}}, {"k", {Axis("heads", 2), K, D}}},
+     [](const Leaves& in) { return Leaves{dot(sum(in[0], "m"), in[1], D)}; }},
+    {"lower",
+     "softmax(x, \"n\")",
+     {{"x", {A, N}}},
+     [](const Leaves& in) { return Leaves{softmax(in[0], N)}; }},
+    {"check_finite",
+     "log(x), with HALIAX_NANS=1",
+     {{"x", {N}}},
+     [](const Leaves& in) { return Leaves{log(in[0])}; },
+     {.debug = {.check_finite = true}}},
+    {"parallel_slots",
+     "map(tanh(cumsum(x, \"n\"))) over layers, on a device with two parallel slots",
+     {{"x", {L, N, A}}},
+     [](const Leaves& in) {
+       return Leaves{map([](const NamedArray& x) { return tanh(cumsum(x, N)); }, L)(in[0])};
+     },
+     {.has_device = true}},
+    {"reuse_matmuls",
+     "y = dot(x, w, \"d\"); dot(y * sum(y, \"v\"), x, \"n\"), in chunks of 16 along v",
+     {{"x", {Axis("n", 32), Axis("d", 128)}}, {"w", {Axis("v", 128), Axis("d", 128)}}},
+     [](const Leaves& in) {
+       auto f = [](const NamedArray& x, const NamedArray& w) {
+         auto y = dot(x, w, "d");
+         return dot(y * sum(y, "v"), x, "n");
+       };
+       return Leaves{chunked_reduce("v", {.chunk = 16}, f)(in[0], in[1])};
+     }},
+    {"overlap",
+     "dot(dot(x, u, \"a\"), w, \"d\") with a sharded weight w and JitOptions::overlap",
+     {{"x", {Axis("n", 64), A}, {{"n", "data"}}},
+      {"u", {A, Axis("d", 32)}},
+      {"w", {Axis("d", 32), B}, {{"d", "data"}}}},
+     [](const Leaves& in) { return Leaves{dot(dot(in[0], in[1], A), in[2], "d")}; },
+     {.mesh = two,
+      .compute = {{"n", "data"}},
+      .out = {{"n", "data"}},
+      .partition = {.overlap = true}}},
+    {"scratch",
+     "dot(x, w, \"d\") on a device whose matmuls need 256 bytes",
+     {{"x", {N, D}}, {"w", {D, B}}},
+     [](const Leaves& in) { return Leaves{dot(in[0], in[1], D)}; },
+     {.has_device = true}},
+    {"plan_memory",
+     "cumsum(exp(cumsum(tanh(x), \"n\")), \"n\")",
+     {{"x", {N}}},
+     [](const Leaves& in) { return Leaves{cumsum(exp(cumsum(tanh(in[0]), N)), N)}; }},
+    {"poison",
+     "dot(x, w, \"d\") with a sharded weight and HALIAX_POISON=1",
+     {{"x", {N, Axis("d", 4)}, {{"n", "data"}}}, {"w", {Axis("d", 4), A}, {{"d", "data"}}}},
+     [](const Leaves& in) { return Leaves{dot(in[0], in[1], "d")}; },
+     {.mesh = two, .compute = {{"n", "data"}}, .out = {{"n", "data"}}, .debug = {.poison = true}}},
+};
+
+std::string read(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+std::string path_of(const PassExample& e) {
+  return golden_dir() + "/../compile/passes/" + std::string(e.pass) + ".txt";
+}
+
+}  // namespace
+
+TEST_CASE("passes: each pass of the list changes its example, as the stored text shows") {
+  std::string listed, shown;
+  for (auto& p : passes()) listed += std::string(p.name) + "\n";
+  for (auto& e : examples) shown += std::string(e.pass) + "\n";
+  CHECK(listed == shown);
+  for (auto& e : examples) {
+    CAPTURE(e.pass);
+    auto [before, after] = e.texts();
+    CHECK_MESSAGE(before != after, "the pass changes nothing in its example");
+    auto text = e.description() + "before\n" + before + "after\n" + after;
+    if (test::updates()) {
+      std::ofstream(path_of(e)) << text;
+      continue;
+    }
+    CHECK_MESSAGE(
+        read(path_of(e)) == text,
+        "if this is as it should be: build/tests/compile --update, and read the difference");
+  }
+}
