@@ -2,7 +2,6 @@
 // of these files as you review code: `build/tests/compile --update` writes them again.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -170,15 +169,4 @@ TEST_CASE("dumps: plans and Programs match the stored ones") {
     compare(p.name + ".program", program);
   }
   unsetenv("HALIAX_POISON");
-}
-
-TEST_CASE("docs/internals/passes.md shows the list of passes") {
-  std::ifstream in(golden_dir() + "/../../docs/internals/passes.md");
-  std::string page{std::istreambuf_iterator<char>(in), {}};
-  CHECK(page.find("```text\n" + table_of_passes() + "```") != std::string::npos);
-  for (auto& p : passes()) {
-    const std::string_view does = p.description;
-    CHECK_MESSAGE(std::count(does.begin(), does.end(), ' ') < 10,
-                  p.name << " takes more than ten words");
-  }
 }

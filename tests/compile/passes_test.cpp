@@ -1,6 +1,7 @@
-// Each pass of the list, by an example: a small program just before and just after the pass, as
-// HALIAX_PRINT prints it. Review a change of tests/compile/passes as you review code:
-// `build/tests/compile --update` writes the files again.
+// Each pass of the list, by an example: a small program just before and just
+// after the pass, as HALIAX_PRINT prints it. Review a change of
+// tests/compile/passes as you review code: `build/tests/compile --update`
+// writes the files and the blocks of docs/internals/passes.md.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -58,7 +59,8 @@ struct ExampleOptions {
   int chunk_depth = 0;
 };
 struct PassExample {
-  std::string_view pass;
+  // The pass. A further example of a pass has a dot and a name of its own after it.
+  std::string_view name;
   const char* program;
   std::vector<ExampleArgument> arguments;
   Leaves (*f)(const Leaves&);
@@ -84,6 +86,7 @@ struct PassExample {
     detail::Tracing tracing;
     FixedDevice device;
     auto list = passes();
+    const auto pass = name.substr(0, name.find('.'));
     auto at = std::find_if(list.begin(), list.end(), [&](auto& p) { return pass == p.name; });
     REQUIRE(at != list.end());
     const auto previous = at == list.begin() ? Stage::graph : std::prev(at)->stage;
@@ -152,7 +155,8 @@ const std::vector<PassExample> examples{
        return Leaves{f(in[0])};
      }},
     {"scores",
-     "e = exp(dot(q, k, \"d\")); dot(e, v, \"k\") / sum(e, \"k\"), with a scores budget of 0 bytes",
+     "e = exp(dot(q, k, \"d\")); dot(e, v, \"k\") / sum(e, \"k\"), with a "
+     "scores budget of 0 bytes",
      heads,
      [](const Leaves& in) {
        auto e = exp(dot(in[0], in[1], D));
@@ -178,7 +182,8 @@ const std::vector<PassExample> examples{
        return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0], in[1]).astype(DType::f32)};
      }},
     {"defer_normalization",
-     "dot(softmax(dot(q, k, \"d\"), \"k\"), v, \"k\") with a scores budget of 0, for ring "
+     "dot(softmax(dot(q, k, \"d\"), \"k\"), v, \"k\") with a scores budget of "
+     "0, for ring "
      "attention",
      heads,
      [](const Leaves& in) { return Leaves{dot(softmax(dot(in[0], in[1], D), K), in[2], K)}; },
@@ -191,7 +196,8 @@ const std::vector<PassExample> examples{
        return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0], in[1])};
      }},
     {"strip_boundaries",
-     "sum(tanh(x)) in chunks of 2, in a trial that tiles regions inside of loops only",
+     "sum(tanh(x)) in chunks of 2, in a trial that tiles regions inside of "
+     "loops only",
      {{"x", {N}}},
      [](const Leaves& in) {
        auto f = [](const NamedArray& x) { return sum(tanh(x)); };
@@ -234,7 +240,8 @@ const std::vector<PassExample> examples{
      [](const Leaves& in) { return Leaves{dot(in[0], in[1], D) * 2.}; },
      {.mesh = two}},
     {"residuals",
-     "the gradient of fold(tanh(c * sum(w, \"d\"))) by x, with rematerialized layers",
+     "the gradient of fold(tanh(c * sum(w, \"d\"))) by x, with rematerialized "
+     "layers",
      {{"x", {A}}, {"w", {L, D}, {{"d", "data"}}}},
      [](const Leaves& in) {
        auto layer = [](const NamedArray& c, const NamedArray& w) { return tanh(c * sum(w, D)); };
@@ -245,7 +252,8 @@ const std::vector<PassExample> examples{
      },
      {.mesh = two}},
     {"regather",
-     "the gradient of sum(dot(dot(dot(x, u), v), w) ** 2) by u, with weights of 64 MiB",
+     "the gradient of sum(dot(dot(dot(x, u), v), w) ** 2) by u, with weights "
+     "of 64 MiB",
      {{"x", {N, Axis("a", 4096)}, {{"n", "data"}}},
       {"u", {Axis("a", 4096), Axis("b", 4096)}, {{"b", "data"}}},
       {"v", {Axis("b", 4096), Axis("c", 4096)}, {{"c", "data"}}},
@@ -279,7 +287,8 @@ const std::vector<PassExample> examples{
      [](const Leaves& in) { return Leaves{tanh(sum(in[0], N))}; },
      {.mesh = two}},
     {"batch_loops",
-     "dot(tanh(dot(q, k, \"d\")), v, \"k\") of 16 heads, on a device with parallel slots",
+     "dot(tanh(dot(q, k, \"d\")), v, \"k\") of 16 heads, on a device with "
+     "parallel slots",
      {{"q", {Axis("heads", 16), Axis("q", 128), Axis("d", 16)}},
       {"k", {Axis("heads", 16), Axis("k", 128), Axis("d", 16)}},
       {"v", {Axis("heads", 16), Axis("k", 128), Axis("d", 16)}}},
@@ -294,7 +303,8 @@ const std::vector<PassExample> examples{
      {{"x", {N, D}}, {"y", {N, D}}},
      [](const Leaves& in) { return Leaves{dot(in[0], in[1], D)}; }},
     {"masked_matmuls",
-     "dot(where(mask, w, 0), v, \"k\") on a device that skips blocks of 64 positions",
+     "dot(where(mask, w, 0), v, \"k\") on a device that skips blocks of 64 "
+     "positions",
      {{"mask", {Axis("q", 256), Axis("k", 256)}, {}, DType::boolean},
       {"w", {Axis("q", 256), Axis("k", 256)}},
       {"v", {Axis("k", 256), Axis("d", 64)}}},
@@ -330,14 +340,16 @@ const std::vector<PassExample> examples{
      [](const Leaves& in) { return Leaves{log(in[0])}; },
      {.debug = {.check_finite = true}}},
     {"parallel_slots",
-     "map(tanh(cumsum(x, \"n\"))) over layers, on a device with two parallel slots",
+     "map(tanh(cumsum(x, \"n\"))) over layers, on a device with two parallel "
+     "slots",
      {{"x", {L, N, A}}},
      [](const Leaves& in) {
        return Leaves{map([](const NamedArray& x) { return tanh(cumsum(x, N)); }, L)(in[0])};
      },
      {.has_device = true}},
     {"reuse_matmuls",
-     "y = dot(x, w, \"d\"); dot(y * sum(y, \"v\"), x, \"n\"), in chunks of 16 along v",
+     "y = dot(x, w, \"d\"); dot(y * sum(y, \"v\"), x, \"n\"), in chunks of 16 "
+     "along v",
      {{"x", {Axis("n", 32), Axis("d", 128)}}, {"w", {Axis("v", 128), Axis("d", 128)}}},
      [](const Leaves& in) {
        auto f = [](const NamedArray& x, const NamedArray& w) {
@@ -347,7 +359,8 @@ const std::vector<PassExample> examples{
        return Leaves{chunked_reduce("v", {.chunk = 16}, f)(in[0], in[1])};
      }},
     {"overlap",
-     "dot(dot(x, u, \"a\"), w, \"d\") with a sharded weight w and JitOptions::overlap",
+     "dot(dot(x, u, \"a\"), w, \"d\") with a sharded weight w and "
+     "JitOptions::overlap",
      {{"x", {Axis("n", 64), A}, {{"n", "data"}}},
       {"u", {A, Axis("d", 32)}},
       {"w", {Axis("d", 32), B}, {{"d", "data"}}}},
@@ -376,8 +389,51 @@ std::string read(const std::string& path) {
   std::ifstream in(path);
   return {std::istreambuf_iterator<char>(in), {}};
 }
-std::string path_of(const PassExample& e) {
-  return golden_dir() + "/../compile/passes/" + std::string(e.pass) + ".txt";
+const std::string folder = "tests/compile/passes/";
+std::string in_repository(const std::string& path) { return golden_dir() + "/../../" + path; }
+
+// ---- the pages ----
+// The first block of docs/internals/passes.md is the list of passes. In all pages below, the block
+// after `<!-- from: FILE -->` is the text of the file, or parts of it, with a line "..." for the
+// lines between them. `--update` writes the full text in place of a block that is neither.
+
+const char* const kPages[] = {"docs/internals/passes.md"};
+
+bool is_shortened(const std::string& block) { return ("\n" + block).find("\n...\n") != block.npos; }
+// Returns true if the parts of the block are in the text, in order.
+bool is_excerpt(const std::string& block, const std::string& text) {
+  static const std::regex gap("(^|\n)\\.\\.\\.\n");
+  std::size_t at = 0;
+  for (std::sregex_token_iterator part(block.begin(), block.end(), gap, -1), end; part != end;
+       ++part) {
+    auto found = text.find(part->str(), at);
+    if (found == text.npos) return false;
+    at = found + std::size_t(part->length());
+  }
+  return true;
+}
+// Writes the text in place of the first block after `at`, unless the block is an excerpt of it.
+void set_block(std::string& page, std::size_t at, const std::string& text) {
+  const std::string opens = "```text\n";
+  auto begin = page.find(opens, at) + opens.size(), end = page.find("```\n", begin);
+  REQUIRE(end != page.npos);
+  auto block = page.substr(begin, end - begin);
+  if (!is_shortened(block) || !is_excerpt(block, text)) page.replace(begin, end - begin, text);
+}
+void set_blocks(std::string& page) {
+  const std::string mark = "<!-- from: ";
+  for (auto at = page.find(mark); at != page.npos; at = page.find(mark, at)) {
+    at += mark.size();
+    set_block(page, at, read(in_repository(page.substr(at, page.find(' ', at) - at))));
+  }
+}
+// Returns the headings of sections and the marks of blocks, in order.
+std::string outline(const std::string& page) {
+  static const std::regex line("\n(### .*|<!-- from: .*)(?=\n)");
+  std::string out;
+  for (std::sregex_iterator at(page.begin(), page.end(), line), end; at != end; ++at)
+    out += at->str(1) + "\n";
+  return out;
 }
 
 }  // namespace
@@ -385,19 +441,46 @@ std::string path_of(const PassExample& e) {
 TEST_CASE("passes: each pass of the list changes its example, as the stored text shows") {
   std::string listed, shown;
   for (auto& p : passes()) listed += std::string(p.name) + "\n";
-  for (auto& e : examples) shown += std::string(e.pass) + "\n";
+  for (auto& e : examples)
+    if (e.name.find('.') == e.name.npos) shown += std::string(e.name) + "\n";
   CHECK(listed == shown);
   for (auto& e : examples) {
-    CAPTURE(e.pass);
+    CAPTURE(e.name);
     auto [before, after] = e.texts();
     CHECK_MESSAGE(before != after, "the pass changes nothing in its example");
     auto text = e.description() + "before\n" + before + "after\n" + after;
+    auto path = in_repository(folder + std::string(e.name) + ".txt");
     if (test::updates()) {
-      std::ofstream(path_of(e)) << text;
+      std::ofstream(path) << text;
       continue;
     }
     CHECK_MESSAGE(
-        read(path_of(e)) == text,
+        read(path) == text,
         "if this is as it should be: build/tests/compile --update, and read the difference");
+  }
+}
+
+TEST_CASE("passes: a page shows the list of passes, and a section with an example per pass") {
+  std::string sections;
+  for (auto& p : passes()) {
+    sections += "### " + std::string(p.name) + "\n<!-- from: " + folder + p.name + ".txt -->\n";
+    const std::string_view does = p.description;
+    CHECK_MESSAGE(std::count(does.begin(), does.end(), ' ') < 10,
+                  p.name << " takes more than ten words");
+  }
+  CHECK(outline(read(in_repository(kPages[0]))) == sections);
+}
+
+TEST_CASE("passes: blocks of pages are stored files, or parts of them") {
+  for (std::string name : kPages) {
+    CAPTURE(name);
+    const auto page = read(in_repository(name));
+    auto expected = page;
+    if (name == kPages[0]) set_block(expected, 0, table_of_passes());
+    set_blocks(expected);
+    if (test::updates())
+      std::ofstream(in_repository(name)) << expected;
+    else
+      CHECK_MESSAGE(page == expected, "build/tests/compile --update writes the page again");
   }
 }
