@@ -194,6 +194,13 @@ class Docs(unittest.TestCase):
         self.none(relative(page) for page in pages()
                   if page not in linked and page.name not in ("README.md", "CONTRIBUTING.md"))
 
+    def test_the_glossary_has_at_most_25_terms_of_this_project(self):
+        page = (DOCS / "reference/glossary.md").read_text()
+        own = page.split("## Terms of this project\n")[1].split("\n## ")[0]
+        terms = re.findall(r"^- \*\*(.+?)\.\*\*", own, re.MULTILINE)
+        self.assertEqual(terms, sorted(terms, key=str.lower))
+        self.assertIn(len(terms), range(10, 26))
+
     def test_pages_that_source_files_mention_exist(self):
         named = re.compile(r"\bdocs/[\w/-]+\.md\b")
         sources = [
