@@ -383,6 +383,28 @@ const std::vector<PassExample> examples{
      {{"x", {N, Axis("d", 4)}, {{"n", "data"}}}, {"w", {Axis("d", 4), A}, {{"d", "data"}}}},
      [](const Leaves& in) { return Leaves{dot(in[0], in[1], "d")}; },
      {.mesh = two, .compute = {{"n", "data"}}, .out = {{"n", "data"}}, .debug = {.poison = true}}},
+    // ---- for docs/internals/tiling.md ----
+    {"chunk.softmax",
+     "e = exp(dot(x, w, \"d\")); e / sum(e, \"n\"), in chunks of 2 along n",
+     {{"x", {N, D}}, {"w", {D}}},
+     [](const Leaves& in) {
+       auto f = [](const NamedArray& x, const NamedArray& w) {
+         auto e = exp(dot(x, w, D));
+         return e / sum(e, N);
+       };
+       return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0], in[1])};
+     }},
+    {"chunk.scores",
+     "e = exp(dot(q, k, \"d\")); dot(e, v, \"k\") / sum(e, \"k\") of 2 heads, with a scores budget "
+     "of 0",
+     {{"q", {Axis("heads", 2), Axis("q", 6), D}},
+      {"k", {Axis("heads", 2), K, D}},
+      {"v", {Axis("heads", 2), K, D}}},
+     [](const Leaves& in) {
+       auto e = exp(dot(in[0], in[1], D));
+       return Leaves{dot(e, in[2], K) / sum(e, K)};
+     },
+     {.scores_budget = 0}},
 };
 
 std::string read(const std::string& path) {
@@ -397,7 +419,8 @@ std::string in_repository(const std::string& path) { return golden_dir() + "/../
 // after `<!-- from: FILE -->` is the text of the file, or parts of it, with a line "..." for the
 // lines between them. `--update` writes the full text in place of a block that is neither.
 
-const char* const kPages[] = {"docs/internals/passes.md"};
+const char* const kPages[] = {"docs/internals/passes.md", "docs/internals/tiling.md",
+                              "docs/internals/sharding.md"};
 
 bool is_shortened(const std::string& block) { return ("\n" + block).find("\n...\n") != block.npos; }
 // Returns true if the parts of the block are in the text, in order.
