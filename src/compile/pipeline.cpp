@@ -38,25 +38,26 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        if (c.options.partition.ring_attention) c.roots = defer_normalization(c.roots);
      }},
-    {"chunk", "tiles regions of chunked_reduce into loops over chunks", Stage::graph, true,
+    {"chunk", "tiles regions into loops over chunks, drops other boundaries", Stage::graph, true,
      [](Compilation& c) {
        auto& o = c.options;
        c.shares_queries = shares_queries(c.roots);
        c.roots = cut_chunks(c.roots, chunk_trial(o.device, o.debug), o.chunk_depth,
                             o.partition.ring_attention, &c.untiled_notes);
+       c.roots = strip_wraps(c.roots, false);
      }},
-    {"strip_boundaries", "drops the boundaries of regions that stay untiled", Stage::graph, true,
-     [](Compilation& c) { c.roots = strip_wraps(c.roots, false); }},
     {"drop_dead", "drops unread results and carries of loops", Stage::graph, false,
      [](Compilation& c) {
        rewrite(c, c.options.optional ? drop_dead_results : drop_dead_effects);
      }},
     {"merge_loops", "merges two loops over the same index", Stage::graph, true,
      [](Compilation& c) { rewrite(c, merge_loops); }},
-    {"accumulate_sums", "starts loop sums from the array they are added to", Stage::graph, true,
-     [](Compilation& c) { rewrite(c, accumulate_sums); }},
-    {"drop_merged", "drops results that merged loops and sums leave unread", Stage::graph, true,
-     [](Compilation& c) { rewrite(c, drop_dead_results); }},
+    {"accumulate_sums", "starts loop sums from arrays, drops results left unread", Stage::graph,
+     true,
+     [](Compilation& c) {
+       rewrite(c, accumulate_sums);
+       rewrite(c, drop_dead_results);  // also those that merge_loops left
+     }},
     // ---- a mesh ----
     {"plan", "chooses the sharding and the collectives of each value", Stage::sharding, false,
      [](Compilation& c) { c.partition->plan(); }},
@@ -135,15 +136,13 @@ const Pass kPasses[] = {
        overlap(*c.program);
        if (c.alternative) overlap(*c.alternative);
      }},
-    {"scratch", "queries the scratch memory that each step requires", Stage::program, false,
-     [](Compilation& c) {
-       if (!c.options.device) return;
-       query_scratch(*c.program, *c.options.device, c.options.workers);
-       if (c.alternative) query_scratch(*c.alternative, *c.options.device, c.options.workers);
-     }},
     {"plan_memory", "shares memory, drops copies, assigns each slot an offset", Stage::program,
      false,
      [](Compilation& c) {
+       if (auto* device = c.options.device) {
+         query_scratch(*c.program, *device, c.options.workers);
+         if (c.alternative) query_scratch(*c.alternative, *device, c.options.workers);
+       }
        auto donated = c.options.donated;
        donated.resize(std::size_t(c.program->arguments));  // captured arrays are not donated
        plan_memory(*c.program, donated, c.options.optional, c.options.debug.verify);

@@ -195,15 +195,6 @@ const std::vector<PassExample> examples{
        auto f = [](const NamedArray& x, const NamedArray& w) { return sum(tanh(dot(x, w, D))); };
        return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0], in[1])};
      }},
-    {"strip_boundaries",
-     "sum(tanh(x)) in chunks of 2, in a trial that tiles regions inside of "
-     "loops only",
-     {{"x", {N}}},
-     [](const Leaves& in) {
-       auto f = [](const NamedArray& x) { return sum(tanh(x)); };
-       return Leaves{chunked_reduce("n", {.chunk = 2}, f)(in[0])};
-     },
-     {.chunk_depth = 1}},
     {"drop_dead",
      "the last state of a scan whose stacked results are not read",
      {{"x", {A}}, {"w", {L, A}}},
@@ -226,13 +217,6 @@ const std::vector<PassExample> examples{
      [](const Leaves& in) {
        auto f = [](const NamedArray& x) { return sum(tanh(x), N); };
        return Leaves{in[1] + chunked_reduce("n", {.chunk = 2}, f)(in[0])};
-     }},
-    {"drop_merged",
-     "map(tanh) of map(exp)",
-     {{"x", {L, A}}},
-     [](const Leaves& in) {
-       auto y = map([](const NamedArray& x) { return exp(x); }, L)(in[0]);
-       return Leaves{map([](const NamedArray& x) { return tanh(x); }, L)(y)};
      }},
     {"plan",
      "dot(x, w, \"d\") * 2, with d sharded over two devices",
@@ -369,11 +353,6 @@ const std::vector<PassExample> examples{
       .compute = {{"n", "data"}},
       .out = {{"n", "data"}},
       .partition = {.overlap = true}}},
-    {"scratch",
-     "dot(x, w, \"d\") on a device whose matmuls need 256 bytes",
-     {{"x", {N, D}}, {"w", {D, B}}},
-     [](const Leaves& in) { return Leaves{dot(in[0], in[1], D)}; },
-     {.has_device = true}},
     {"plan_memory",
      "cumsum(exp(cumsum(tanh(x), \"n\")), \"n\")",
      {{"x", {N}}},

@@ -86,7 +86,7 @@ TEST_CASE("verify checks both Programs while there are two") {
     if (of_alternative > 0) c.alternative = copies(of_alternative);
     return message_of_passes(c, Stage::program, from);
   };
-  for (auto* pass : {"overlap", "scratch", "plan_memory"}) {
+  for (auto* pass : {"overlap", "plan_memory"}) {
     CAPTURE(std::string(pass));
     auto message = std::string("copy after ") + pass + ": a view reaches elements 0 to 4 of slot 0";
     CHECK(of(4, 0, pass) == "");
