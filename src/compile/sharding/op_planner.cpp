@@ -68,12 +68,12 @@ void OpPlanner::plan_replacement(int n, const NodePtr& other) {
 // Returns a low-precision partial sum as a sum in a wider dtype, which is rounded after the
 // reduction over devices. Null: the result is no such sum. For example, given a bf16 contraction
 // that is partial, and reduce_dtype f32, returns cast(f32 contraction, bf16).
-NodePtr OpPlanner::in_wider_sums(int n, const Sharding& created) const {
+NodePtr OpPlanner::in_wider_sums(int n, const Sharding& result) const {
   auto& me = ptr(n);
   if (!options_.reduce_dtype || !is_float(me->dtype) ||
       bytes_of(me->dtype) >= bytes_of(*options_.reduce_dtype))
     return nullptr;
-  if (std::none_of(created.partial.begin(), created.partial.end(),
+  if (std::none_of(result.partial.begin(), result.partial.end(),
                    [](auto& p) { return p.second == Monoid::sum; }))
     return nullptr;
   OriginScope due(me->origin);
@@ -83,11 +83,11 @@ NodePtr OpPlanner::in_wider_sums(int n, const Sharding& created) const {
 // If updates are computed in another sharding than their base array has, returns the base combined
 // with updates of an identity array, so that the base is not communicated. Null: not the case. For
 // example, given scatter_add(base, ids, updates), returns base + scatter_add(0, ids, updates).
-NodePtr OpPlanner::separate_from_base(int n, const Sharding& created) const {
+NodePtr OpPlanner::separate_from_base(int n, const Sharding& result) const {
   auto& me = node(n);
   auto monoid = me.op->accumulates ? me.op->accumulates(me) : std::nullopt;
   if (!monoid || generated(operand(n, 0))) return nullptr;
-  bool gathered = !created.partial.empty() && !sharding_of(operand(n, 0)).dims.empty();
+  bool gathered = !result.partial.empty() && !sharding_of(operand(n, 0)).dims.empty();
   if (!gathered && choice_of(n) != Choice::move_axes) return nullptr;
   OriginScope due(me.origin);
   auto in = me.in;
@@ -164,22 +164,22 @@ void OpPlanner::compute_op(int n) {
   Sharding partial;
   for (auto& sums : partial_of)
     for (auto& [x, m] : sums) partial.add_partial(x, m);
-  auto created = rules::result_sharding(me, work);
-  for (auto& [x, m] : partial.partial) created.add_partial(x, m);
-  if (auto wide = in_wider_sums(n, created)) return plan_replacement(n, wide);
-  if (auto sum = separate_from_base(n, created)) return plan_replacement(n, sum);
+  auto result = rules::result_sharding(me, work);
+  for (auto& [x, m] : partial.partial) result.add_partial(x, m);
+  if (auto wide = in_wider_sums(n, result)) return plan_replacement(n, wide);
+  if (auto sum = separate_from_base(n, result)) return plan_replacement(n, sum);
   if (moves_.regroup(n, work, partial)) return;
   double paid = plan().bytes;
-  compute_at(n, work, partial_of, partial, created);
-  bool pays = plan().bytes > paid || (rules::picks(me) && !created.partial.empty());
-  for (auto& [x, m] : created.partial) pays |= preferred(n).uses(x);
+  compute_at(n, work, partial_of, partial, result);
+  bool pays = plan().bytes > paid || (rules::picks(me) && !result.partial.empty());
+  for (auto& [x, m] : result.partial) pays |= preferred(n).uses(x);
   if (pays) add_alternative_shardings(n, usual);
 }
 void OpPlanner::compute_at(int n, const Sharding& work, const Pending& partial_of,
-                           const Sharding& partial, const Sharding& created) {
+                           const Sharding& partial, const Sharding& result) {
   auto& me = node(n);
   const auto in = graph_.at(n).in;  // a copy, since the graph may grow
-  Version s{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .at = created};
+  Version s{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .at = result};
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {
       s.in.push_back(-1);
@@ -193,7 +193,7 @@ void OpPlanner::compute_at(int n, const Sharding& work, const Pending& partial_o
     for (auto& [x, m] : partial_of[k]) need.add_partial(x, m);
     if (rules::jointly_partial(me) && linear_in(me, k) != Linear::no)
       need.partial = partial.partial;
-    if (rules::writes_into(me) && k == 0) need.partial = created.partial;  // adds the base once
+    if (rules::writes_into(me) && k == 0) need.partial = result.partial;  // adds the base once
     if (Sharding left;
         rules::work_sharding(me, k, sharding_of(in[k]), mesh_, &left), !left.dims.empty())
       versions_.reshard_base(in[k], need.without_partial());
@@ -221,26 +221,26 @@ NodePtr OpPlanner::expansion(int n) {
   if (!me.op->blockwise) return nullptr;
   auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
     int blocks = shardings_.blocks_along(op, axis, least);
-    auto created = shardings_.runs_by_blocks(op, axis, least)
-                       ? prim::blockwise(ptr(n), axis, blocks)
-                       : nullptr;
-    if (created && !prim::sends_least_blockwise(op))
+    auto expanded = shardings_.runs_by_blocks(op, axis, least)
+                        ? prim::blockwise(ptr(n), axis, blocks)
+                        : nullptr;
+    if (expanded && !prim::sends_least_blockwise(op))
       for (auto choice : {Choice::gather, Choice::move_axes})
         add_alternative(graph_.find(&op), choice);
-    return created;
+    return expanded;
   };
   auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
   if (prim::is_top_k(top))
     return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
   for (auto& a : me.in[0]->axes)
     if (along(me, 0, a.name).way == Along::Way::full)
-      if (auto created = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name)))
-        return created;
+      if (auto expanded = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name)))
+        return expanded;
   // The op requires an axis in full that its operand lacks, or whose operand is generated locally.
   for (auto& [axis, mesh_axes] : preferred(n).dims)
     if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) &&
         along(me, kResultSide, axis).way == Along::Way::full)
-      if (auto created = prim::blockwise(ptr(n), axis, ranks(mesh_, mesh_axes))) return created;
+      if (auto expanded = prim::blockwise(ptr(n), axis, ranks(mesh_, mesh_axes))) return expanded;
   return nullptr;
 }
 

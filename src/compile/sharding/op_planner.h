@@ -22,11 +22,11 @@ class OpPlanner : PlanBuilder {
   using Pending = std::vector<std::vector<std::pair<int, Monoid>>>;  // per operand
   Pending partial_operands(int n, Sharding& work);
   void compute_at(int n, const Sharding& work, const Pending&, const Sharding& partial,
-                  const Sharding& created);
+                  const Sharding& result);
   void add_alternative_shardings(int n, const Sharding& usual);
   void plan_replacement(int n, const NodePtr& other);  // plans `other`, which replaces n
-  NodePtr in_wider_sums(int n, const Sharding& created) const;
-  NodePtr separate_from_base(int n, const Sharding& created) const;
+  NodePtr in_wider_sums(int n, const Sharding& result) const;
+  NodePtr separate_from_base(int n, const Sharding& result) const;
   NodePtr expansion(int n);
 
   const OpShardings shardings_;
