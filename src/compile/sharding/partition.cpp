@@ -68,9 +68,7 @@ void Partition::residuals() {
   Impl other{m.mesh, roots, m.requested, m.inputs, m.options};
   other.make(true);
   other.keep_residuals();
-  bool refused = m.options.strict && partitioning::unrequested_gathers(other.plan, *other.graph) >
-                                         partitioning::unrequested_gathers(m.plan, *m.graph);
-  if (other.plan.bytes >= m.plan.bytes - 1 || refused) return;
+  if (!is_cheaper(other.plan, *other.graph, m.plan, *m.graph, m.options.strict)) return;
   m.roots = roots;
   m.make(true);
   m.keep_residuals();

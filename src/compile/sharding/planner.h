@@ -36,6 +36,10 @@ class Planner {
   OpPlanner ops_{state_, versions_, loops_};
 };
 
+// Returns true if the plan communicates fewer bytes than another one, and, with `strict`, has no
+// more unrequested gathers.
+bool is_cheaper(const Plan&, const GlobalGraph&, const Plan& other, const GlobalGraph& of_other,
+                bool strict);
 // Searches for the plan with the fewest bytes among the plans that compute at most 1 % more
 // elements than the default plan (search.cpp). strict: without additional unrequested gathers.
 Plan best_plan(GlobalGraph&, Planner&, bool strict);

@@ -18,6 +18,12 @@ std::string op_signature(const Node& n, OpChoice choice) {
 }
 }  // namespace
 
+bool is_cheaper(const Plan& p, const GlobalGraph& graph, const Plan& other,
+                const GlobalGraph& of_other, bool strict) {
+  return p.bytes < other.bytes - 1 &&
+         !(strict && unrequested_gathers(p, graph) > unrequested_gathers(other, of_other));
+}
+
 // Compares the communication volume of the full program for each choice, such as gathering a weight
 // or moving an activation. A gather that another op needs anyway adds nothing, and reductions that
 // share a collective are counted once. A choice is accepted only if it reduces the total.
@@ -28,9 +34,7 @@ Plan best_plan(GlobalGraph& graph, Planner& planner, bool strict) {
   auto most_points = best.points * 1.01;
   auto accept = [&, &best = best](const Choices& c) {
     Plan p = planner.run(c, false).plan;
-    if (p.bytes >= best.bytes - 1 || p.points > most_points ||
-        (strict && unrequested_gathers(p, graph) > unrequested_gathers(best, graph)))
-      return false;
+    if (p.points > most_points || !is_cheaper(p, graph, best, graph, strict)) return false;
     best = std::move(p);
     choices = c;
     return true;
