@@ -60,19 +60,16 @@ Partition::~Partition() = default;
 void Partition::plan() { impl_->make(impl_->options.regather); }
 void Partition::residuals() {
   auto& m = *impl_;
-  const auto roots = m.roots;
+  auto other = std::make_unique<Impl>(Impl{m.mesh, m.roots, m.requested, m.inputs, m.options});
   m.keep_residuals();
   if (m.options.regather) return;
   // Gathered weights stay resident only to reduce communication. If gathering them again in each
   // loop communicates less, that plan is used.
-  Impl other{m.mesh, roots, m.requested, m.inputs, m.options};
-  other.make(true);
-  other.keep_residuals();
-  if (!is_cheaper(other.plan, *other.graph, m.plan, *m.graph, m.options.strict)) return;
-  m.roots = roots;
-  m.make(true);
-  m.keep_residuals();
-  m.options.regather = false;
+  other->make(true);
+  other->keep_residuals();
+  if (!is_cheaper(other->plan, *other->graph, m.plan, *m.graph, m.options.strict)) return;
+  other->options.regather = false;
+  impl_ = std::move(other);
 }
 void Partition::regather() {
   if (impl_->options.regather) partitioning::regather(impl_->plan, *impl_->graph);
