@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "program/views.h"
 #include "tiles.h"
 
 namespace haliax::cuda {
@@ -20,54 +21,12 @@ constexpr std::int64_t kStageBytes = 20 * kKibi;
 constexpr std::int64_t kMostInLane = 8 << 20;
 constexpr int kBlocks = 132;  // blocks that run concurrently, one per multiprocessor
 
+// Calls f(step, times) for all steps; times: the iterations of the loops around the step.
 template <class F>
-void each_step(const std::vector<Step>& steps, const F& f, std::int64_t times = 1) {
+void each_repeated_step(const std::vector<Step>& steps, const F& f, std::int64_t times = 1) {
   for (auto& s : steps) {
     f(s, times);
-    each_step(s.body, f, times * body_runs(s));
-  }
-}
-template <class F> void each_view(const Step& s, const F& f) {
-  auto indexed = [&](auto& all) {
-    for (auto& i : all) f(i.ids);
-  };
-  switch (s.kind) {
-    case Kind::fused:
-      for (auto& i : s.fused.code) f(i.view);
-      break;
-    case Kind::contract:
-      f(s.contract.a);
-      f(s.contract.b);
-      f(s.contract.out);
-      break;
-    case Kind::gather:
-      f(s.gather.table);
-      f(s.gather.out);
-      indexed(s.gather.indexed);
-      break;
-    case Kind::scatter:
-      f(s.scatter.updates);
-      f(s.scatter.target);
-      indexed(s.scatter.indexed);
-      break;
-    case Kind::sort:
-      f(s.sort.x);
-      f(s.sort.out);
-      f(s.sort.indices);
-      break;
-    case Kind::cumulative:
-      f(s.cumulative.x);
-      f(s.cumulative.out);
-      break;
-    case Kind::copy:
-      f(s.copy.x);
-      f(s.copy.out);
-      break;
-    case Kind::conditional:
-      f(s.conditional.flag);
-      break;
-    default:
-      break;
+    each_repeated_step(s.body, f, times * body_runs(s));
   }
 }
 bool is_for_kernel(Kind k) {
@@ -105,7 +64,7 @@ class Nest {
       nest_.loops.insert(s->loop.variable);
     }
 
-    each_step(body(), [&](auto& s, auto) {
+    each_step(body(), [&](auto& s) {
       if (s.kind == Kind::loop) nest_.loops.insert(s.loop.variable);
     });
     find_tiles(body(), near);
@@ -180,8 +139,8 @@ class Nest {
     // number of accesses outside of `all`, per slot with its own memory
     std::map<int, int> touched;
     auto count = [&](const std::vector<Step>& steps, int by) {
-      each_step(steps, [&](auto& s, auto) {
-        each_view(s, [&](const View& v) {
+      each_step(steps, [&](auto& s) {
+        each_view(s, [&](const View& v, bool) {
           if (v.slot >= 0) touched[program_.memory(v.slot)] += by;
         });
       });
@@ -206,8 +165,8 @@ class Nest {
   void place(std::int64_t most) {
     std::map<int, std::int64_t> touched;  // bytes accessed, per slot with its own memory
     std::set<int> slots;
-    each_step(body(), [&](auto& s, std::int64_t times) {
-      each_view(s, [&](const View& v) {
+    each_repeated_step(body(), [&](auto& s, std::int64_t times) {
+      each_view(s, [&](const View& v, bool) {
         if (v.slot >= 0 && !is_unused(v.slot)) {
           slots.insert(v.slot);
           touched[program_.memory(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
@@ -483,7 +442,7 @@ int nest_parallel_slots(const Step& outermost, std::int64_t iterations,
   auto& body = nested(outermost).back()->body;
   bool fits = iterations > 1 && count_contractions(body) > 0;
   double steps = 0;
-  each_step(body, [&](auto& s, std::int64_t times) {
+  each_repeated_step(body, [&](auto& s, std::int64_t times) {
     fits &= is_for_kernel(s.kind);
     steps += double(times);
   });

@@ -4,56 +4,18 @@
 #include <algorithm>
 #include <map>
 
+#include "program/views.h"
+
 namespace haliax::cuda {
 
 using namespace program;
 
 namespace {
 
-template <class F> void each_access(const Step& s, const F& f) {  // f(view, writes)
-  auto indexed = [&](auto& all) {
-    for (auto& i : all) f(i.ids, false);
-  };
-  switch (s.kind) {
-    case Kind::fused:
-      for (auto& i : s.fused.code)
-        if (i.view.slot >= 0 || !i.view.terms.empty()) f(i.view, i.code >= Code::store);
-      break;
-    case Kind::contract:
-      f(s.contract.a, false);
-      f(s.contract.b, false);
-      f(s.contract.out, true);
-      break;
-    case Kind::gather:
-      f(s.gather.table, false);
-      f(s.gather.out, true);
-      indexed(s.gather.indexed);
-      break;
-    case Kind::scatter:
-      f(s.scatter.updates, false);
-      f(s.scatter.target, true);
-      indexed(s.scatter.indexed);
-      break;
-    case Kind::sort:
-      f(s.sort.x, false);
-      f(s.sort.out, true);
-      f(s.sort.indices, true);
-      break;
-    case Kind::cumulative:
-      f(s.cumulative.x, false);
-      f(s.cumulative.out, true);
-      break;
-    case Kind::copy:
-      f(s.copy.x, false);
-      f(s.copy.out, true);
-      break;
-    case Kind::conditional:
-      f(s.conditional.flag, false);
-      break;
-    default:
-      break;
-  }
-  for (auto& inner : s.body) each_access(inner, f);
+// Calls f(view, writes) for each view of a step, and of the steps of its body.
+template <class F> void each_view_within(const Step& s, const F& f) {
+  each_view(s, f);
+  each_step(s.body, [&](auto& inner) { each_view(inner, f); });
 }
 Dims without_ones(const Dims& dims) {
   Dims out;
@@ -221,7 +183,7 @@ class Finder {
     for (auto& s : steps_) {
       const bool fused = in_space(s);
       const auto block = block_of(s);
-      each_access(s, [&](const View& v, bool) {
+      each_view_within(s, [&](const View& v, bool) {
         for (auto& t : v.terms) others.insert(root(t.slot));
         const int r = root(v.slot);
         if (r < 0) return;
@@ -237,7 +199,7 @@ class Finder {
   }
   bool touches_wide(const Step& s) const {
     bool out = false;
-    each_access(s, [&](const View& v, bool) { out |= wide_.count(root(v.slot)) > 0; });
+    each_view_within(s, [&](const View& v, bool) { out |= wide_.count(root(v.slot)) > 0; });
     return out;
   }
   void look(Wide& w, std::int64_t offset, std::int64_t row, std::int64_t column) {
@@ -254,7 +216,7 @@ class Finder {
     auto& s = steps_[k];
     if (!touches_wide(s)) {
       nodes_.push_back({.at = int(k), .step = &s});
-      each_access(s, [&](const View& v, bool writes) { writes ? forget(v) : void(); });
+      each_view_within(s, [&](const View& v, bool writes) { writes ? forget(v) : void(); });
       return k + 1;
     }
     if (s.kind == Kind::fused) {
@@ -518,7 +480,7 @@ class Finder {
   }
   void look_at(Node& n) {
     if (n.step)
-      return each_access(*n.step, [&](const View& v, bool writes) {
+      return each_view_within(*n.step, [&](const View& v, bool writes) {
         touch(n.reads, v);
         if (writes) touch(n.writes, v);
       });
@@ -669,7 +631,7 @@ class Finder {
     if (same(a.flag, a.flag_step, b)) return true;
     auto writes = [&](int k, const TileProduct& p) {
       bool out = false;
-      each_access(steps_[std::size_t(k)], [&](const View& v, bool w) {
+      each_view_within(steps_[std::size_t(k)], [&](const View& v, bool w) {
         out |= w && overlap(root(v.slot), root(p.flag.slot));
       });
       return out;
