@@ -27,7 +27,7 @@ using Xbyak::Reg64;
 using Vector = Xbyak::Xmm;  // a register of any width
 
 bool is_float(LaneType lane) { return lane == LaneType::f32; }
-bool is_test(Code c) { return (c >= Code::less && c <= Code::not_equal) || c == Code::logical_not; }
+bool is_test(Code c) { return is_comparison(c) || c == Code::logical_not; }
 // Returns true for an op on bools that yields a test if both operands are tests.
 bool joins_tests(const PointOp& op) {
   return op.to == DType::boolean &&

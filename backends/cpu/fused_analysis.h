@@ -18,19 +18,12 @@ using program::Fused;
 using program::Instr;
 using program::View;
 
-inline bool is_store(Code c) { return c >= Code::store; }
-inline bool is_reduce(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
-inline bool is_leaf(Code c) { return c <= Code::iota; }
-inline bool gives_bool(Code c) {
-  return (c >= Code::less && c <= Code::not_equal) || (c >= Code::is_finite && c <= Code::is_inf) ||
-         c == Code::logical_not;
-}
 // Returns true if a result needs no rounding when all operands have the narrow dtype.
 inline bool stays_16_bit(Code c, DType dtype) {
   bool floating = lane_type_of(dtype) == LaneType::f32;
   return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and ||
          c == Code::bit_or || c == Code::bit_xor || c == Code::shift_right ||
-         (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
+         (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || yields_bool(c);
 }
 // bytes of registers for tiles of several rows: well within the second-level cache
 constexpr std::int64_t rows_bytes = 160 * 1024;
@@ -94,7 +87,7 @@ class FusedAnalysis {
       if (is_store(instr(i).code)) info(i).needed = !(no_inner_ && instr(i).inner);
       plan_.only_reduces &= !info(i).needed || !instr(i).inner || instr(i).code == Code::load;
       // a reduction over zero elements reads nothing
-      if (!info(i).needed || (no_inner_ && is_reduce(instr(i).code))) continue;
+      if (!info(i).needed || (no_inner_ && is_reduction(instr(i).code))) continue;
       for (int k = 0; k < operands(instr(i)); ++k) {
         const int a = instr(i).args[k];
         if (a >= i) throw Error("[fused] an instruction reads a later one");
@@ -111,7 +104,7 @@ class FusedAnalysis {
     bool outer_stores = false;
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
-      if (is_reduce(instr(i).code)) {
+      if (is_reduction(instr(i).code)) {
         reduces_ = true;
         return one_hot();
       }
@@ -130,7 +123,7 @@ class FusedAnalysis {
     bool shared = false;
     for (int i = 0; i < count(); ++i) {
       const Instr& in = instr(i);
-      if (!info(i).needed || !(in.code == Code::load || is_store(in.code))) continue;
+      if (!info(i).needed || !accesses_memory(in.code)) continue;
       const std::int64_t along = std::abs(stride_of(in, last - 1));
       if (along > 1) return;
       if (in.code != Code::load || along != 0) continue;
@@ -163,7 +156,7 @@ class FusedAnalysis {
     for (int i = 0; i < count(); ++i) {
       const Instr& in = instr(i);
       if (!(info(i).needed || info(i).position) ||
-          !(in.code == Code::load || in.code == Code::iota || is_store(in.code)))
+          !(accesses_memory(in.code) || in.code == Code::iota))
         continue;
       Access access;
       access.place = Place(in.view);
@@ -425,7 +418,7 @@ class FusedAnalysis {
       }
 
       me.inner = me.varies && !me.fixed;
-      if (is_reduce(in.code)) {
+      if (is_reduction(in.code)) {
         me.uniform = me.constant = me.fixed = me.varies = me.inner = false;
         me.extent = one_outer ? Extent::one : Extent::outer;
         me.reduction = static_cast<int>(plan_.reductions.size());

@@ -158,7 +158,7 @@ class Planner : FusedAnalysis {
     const Instr& in = instr(i);
     int where = home_of(me, inner_tape);
     if (is_leaf(in.code)) return emit_leaf(i, where);
-    if (is_reduce(in.code)) {
+    if (is_reduction(in.code)) {
       Op& op = push(in_outer, Op::finish, me.extent, lane_type_of(in.dtype));
       op.reduction = me.reduction;
       me.value = op.out;
@@ -175,7 +175,7 @@ class Planner : FusedAnalysis {
       return;
     }
     // integers need no rounding
-    if (!is_float(first.dtype) && in.code >= Code::floor && in.code <= Code::trunc) {
+    if (!is_float(first.dtype) && is_rounding(in.code)) {
       me.value = info(in.args[0]).value;
       return;
     }
@@ -209,7 +209,7 @@ class Planner : FusedAnalysis {
                             first.dtype == DType::i8 ? DType::u8 : DType::u16, where);
     Code code =
         in.code == Code::bit_not && in.dtype == DType::boolean ? Code::logical_not : in.code;
-    if (!is_float(first.dtype) && code >= Code::is_finite && code <= Code::is_inf) {
+    if (!is_float(first.dtype) && is_float_test(code)) {
       code = code == Code::is_finite ? Code::equal : Code::not_equal;
       args[n++] = args[0];
     }
@@ -341,7 +341,7 @@ class Planner : FusedAnalysis {
     int last_pass = 0;
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
-      if (is_reduce(instr(i).code)) last_pass = std::max(last_pass, info(i).level - 1);
+      if (is_reduction(instr(i).code)) last_pass = std::max(last_pass, info(i).level - 1);
       if (is_store(instr(i).code) && (every_ || instr(i).inner))
         last_pass = std::max(last_pass, info(i).level);
     }
@@ -357,7 +357,7 @@ class Planner : FusedAnalysis {
       for (int i = count() - 1; i >= 0; --i) {
         const Instr& in = instr(i);
         if (!info(i).needed) continue;
-        bool here = is_reduce(in.code) && info(i).level == level_ + 1;
+        bool here = is_reduction(in.code) && info(i).level == level_ + 1;
         if (is_store(in.code) && (every_ || in.inner)) {
           here = p.single_inner_box || is_loaded(in.view.slot) ? level_ == last_pass
                                                                : level_ == info(i).level;
@@ -378,7 +378,8 @@ class Planner : FusedAnalysis {
           emit_instr(i, level_);
           created[at] = true;
         }
-        if (is_reduce(in.code) && info(i).level == level_ + 1 && !no_inner_) emit_reduce(i, level_);
+        if (is_reduction(in.code) && info(i).level == level_ + 1 && !no_inner_)
+          emit_reduce(i, level_);
       }
       for (int i : zero)
         if (info(i).level == level_) emit_zero(i);

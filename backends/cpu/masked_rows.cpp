@@ -24,9 +24,9 @@ class Analysis {
   std::optional<MaskedRows> run() {
     for (std::size_t i = 0; i < fused_.code.size(); ++i) {
       auto& in = fused_.code[i];
-      if (in.code >= Code::store) {
+      if (is_store(in.code)) {
         if (in.inner && !is_filled(in)) return {};
-      } else if (in.code >= Code::reduce_sum && in.code <= Code::reduce_argmin) {
+      } else if (is_reduction(in.code)) {
         if (!is_folded(in)) return {};
         hidden_[i] = Hidden::same;
       } else {

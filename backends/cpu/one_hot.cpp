@@ -64,7 +64,7 @@ class Rewriter {
   bool still(int i) const { return !varies_[static_cast<std::size_t>(i)]; }
   // Returns true if the value may vary along the dim.
   bool varies(const Instr& in) const {
-    if (in.code >= Code::reduce_sum && in.code <= Code::reduce_argmin) return false;
+    if (is_reduction(in.code)) return false;
     if (in.code == Code::iota) return in.dim == dim_;
     if (in.code == Code::load) return stride_of(in, static_cast<std::size_t>(dim_)) != 0;
     return std::any_of(in.args, in.args + 4, [&](int a) { return a >= 0 && !still(a); });

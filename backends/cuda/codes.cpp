@@ -65,11 +65,12 @@ bool is_long(Code c) {
   return divides || c == Code::sqrt || c == Code::rsqrt || is_expensive(c);
 }
 program::Monoid monoid_of(Code c) {
-  if (is_arg(c)) return c == Code::reduce_argmax ? program::Monoid::max : program::Monoid::min;
+  if (finds_position(c))
+    return c == Code::reduce_argmax ? program::Monoid::max : program::Monoid::min;
   return program::Monoid(int(c) - int(Code::reduce_sum));
 }
 std::string fold_of(Code c) {
-  if (is_arg(c)) return c == Code::reduce_argmax ? "First{true}" : "First{false}";
+  if (finds_position(c)) return c == Code::reduce_argmax ? "First{true}" : "First{false}";
   if (is_store(c)) return c == Code::store_add ? "Sum()" : c == Code::store_max ? "Max()" : "Min()";
   return cuda::fold_of(monoid_of(c));
 }
@@ -85,9 +86,9 @@ std::string value_source(const Instr& in, const std::string* x, DType first) {
     return fmt::format("result<{}>({}({}))", S, f, args);
   };
   if (auto* op = operator_of(in.code)) {
-    bool compares = in.code >= Code::less && in.code <= Code::not_equal;
-    return compares ? fmt::format("{} {} {}", x[0], op, x[1])
-                    : fmt::format("result<{}>(wide({}) {} wide({}))", S, x[0], op, x[1]);
+    return is_comparison(in.code)
+               ? fmt::format("{} {} {}", x[0], op, x[1])
+               : fmt::format("result<{}>(wide({}) {} wide({}))", S, x[0], op, x[1]);
   }
   switch (in.code) {
     case Code::cast:

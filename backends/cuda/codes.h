@@ -6,11 +6,6 @@
 
 namespace haliax::cuda {
 
-inline bool is_store(program::Code c) { return c >= program::Code::store; }
-inline bool is_fold(program::Code c) {
-  return c >= program::Code::reduce_sum && c <= program::Code::reduce_argmin;
-}
-inline bool is_arg(program::Code c) { return finds_position(c); }
 // Returns true for expensive instructions, whose results are saved rather than recomputed.
 bool is_long(program::Code);
 // for argmax and argmin: the monoid of the value that they search

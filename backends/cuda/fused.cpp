@@ -68,7 +68,7 @@ class FusedSource : FusedPoints {
     if (nest_ || serial_ || !folds_ || rows_ == 0 || rows_ * inner_ < 1 << 17) return {};
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!info_[i].needed) continue;
-      if (is_arg(code_[i].code) || info_[i].level > 1 ||
+      if (finds_position(code_[i].code) || info_[i].level > 1 ||
           (is_store(code_[i].code) && code_[i].inner))
         return {};
     }
@@ -98,7 +98,7 @@ class FusedSource : FusedPoints {
       partial_[i] = place;
       place += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
     }
-    for (std::size_t i = 0; i < code_.size(); ++i) info_[i].needed &= is_fold(code_[i].code);
+    for (std::size_t i = 0; i < code_.size(); ++i) info_[i].needed &= is_reduction(code_[i].code);
     spread_needs();
     return are_columns() ? in_columns() : in_rows();
   }
@@ -112,14 +112,14 @@ class FusedSource : FusedPoints {
     std::vector<int> now(code_.size(), -1);
     auto add = [&](Instr in) {
       for (int& a : in.args)
-        if (a >= 0 && !is_fold(in.code)) a = now[std::size_t(a)];
+        if (a >= 0 && !is_reduction(in.code)) a = now[std::size_t(a)];
       out.code.push_back(std::move(in));
       return int(out.code.size()) - 1;
     };
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto in = f.code[i];
       if (in.inner || !info_[i].needed) continue;
-      if (!is_fold(in.code)) {
+      if (!is_reduction(in.code)) {
         now[i] = add(std::move(in));
         continue;
       }
@@ -174,7 +174,7 @@ class FusedSource : FusedPoints {
     int most = 0;
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (is_store(code_[i].code) && code_[i].inner) most = std::max(most, info_[i].level);
-      if (is_fold(code_[i].code) && info_[i].needed) most = std::max(most, info_[i].level - 1);
+      if (is_reduction(code_[i].code) && info_[i].needed) most = std::max(most, info_[i].level - 1);
     }
     return most;
   }
@@ -187,7 +187,7 @@ class FusedSource : FusedPoints {
       auto& now = out.emplace_back(code_.size());
       for (std::size_t i = code_.size(); i-- > 0;) {
         auto& in = code_[i];
-        const bool fold = is_fold(in.code) && info_[i].level == level + 1;
+        const bool fold = is_reduction(in.code) && info_[i].level == level + 1;
         if (info_[i].needed && (fold || (is_store(in.code) && in.inner && level == last_pass())))
           now[i] = kComputed;
         if (now[i] != kComputed || empty_) continue;
@@ -215,7 +215,7 @@ class FusedSource : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       const auto times =
           std::count_if(passes.begin(), passes.end(), [&](auto& w) { return w[i] == kComputed; });
-      const bool is_requested = long_ones && !is_fold(code_[i].code) && is_long(code_[i].code);
+      const bool is_requested = long_ones && !is_reduction(code_[i].code) && is_long(code_[i].code);
       out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || is_requested);
     }
     return out;
@@ -335,7 +335,7 @@ class FusedSource : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!info_[i].needed) continue;
       if (is_store(code_[i].code) && !code_[i].inner) write(i);
-      if (is_fold(code_[i].code) && in_parts())
+      if (is_reduction(code_[i].code) && in_parts())
         source_.line(fmt::format("store<{}>({}, row, v{});", element_of(wide_of(code_[i].dtype)),
                                  partial(i), i));
     }
@@ -381,7 +381,7 @@ class FusedSource : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
       if (info_[i].needed && !in.inner && info_[i].level == level && !is_store(in.code) &&
-          !is_fold(in.code))
+          !is_reduction(in.code))
         write(i);
     }
   }
@@ -390,7 +390,7 @@ class FusedSource : FusedPoints {
     if (std::none_of(marks.begin(), marks.end(), [](char c) { return c != 0; })) return;
     std::vector<std::size_t> folds;
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (marks[i] && is_fold(code_[i].code)) folds.push_back(i);
+      if (marks[i] && is_reduction(code_[i].code)) folds.push_back(i);
     for (auto i : folds) start(i);
     if (!empty_) is_plain() ? points_of_rows(marks, folds) : chunks_of_rows(marks, folds);
     for (auto i : folds) finish(i);
@@ -420,7 +420,8 @@ class FusedSource : FusedPoints {
     }
     source_.indices("j", part(outer_, dims_.size()), outer_);
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (makes[i] && !is_store(code_[i].code)) is_fold(code_[i].code) ? take(i, "j") : write(i);
+      if (makes[i] && !is_store(code_[i].code))
+        is_reduction(code_[i].code) ? take(i, "j") : write(i);
     if (stores(makes)) {
       source_.open("if (there)");
       for (std::size_t i = 0; i < code_.size(); ++i)
@@ -509,7 +510,7 @@ class FusedSource : FusedPoints {
   void point_of_row(std::size_t i, char mark) {
     auto& in = code_[i];
     if (is_store(in.code)) return into_chunk(i);
-    if (is_fold(in.code)) {
+    if (is_reduction(in.code)) {
       source_.open("if (k < here)");
       take(i, "j + k");
       return source_.close();
@@ -521,18 +522,19 @@ class FusedSource : FusedPoints {
     if (saved_[i] && !is_load(i)) source_.line(fmt::format("e{0}[m][k] = v{0};", i));
   }
   DType folded_dtype(const Instr& in) const {
-    return is_arg(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype;
+    return finds_position(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype;
   }
   std::string folded_type(const Instr& in) const {
     auto S = element_of(folded_dtype(in));
-    return is_arg(in.code) ? fmt::format("Best<Number<{}>>", S) : fmt::format("Wide<{}>", S);
+    return finds_position(in.code) ? fmt::format("Best<Number<{}>>", S)
+                                   : fmt::format("Wide<{}>", S);
   }
   std::string start_of(const Instr& in) {
     auto d = folded_dtype(in);
     auto from = fmt::format("constant<{}>({})", element_of(d),
                             source_.argument(start_bits(monoid_of(in.code), d)));
-    return is_arg(in.code) ? fmt::format("{{{}, 0x7fffffffffffffff}}", from)
-                           : fmt::format("wide({})", from);
+    return finds_position(in.code) ? fmt::format("{{{}, 0x7fffffffffffffff}}", from)
+                                   : fmt::format("wide({})", from);
   }
   void start(std::size_t i) {
     source_.line(fmt::format("{} fold{} = {};", folded_type(code_[i]), i, start_of(code_[i])));
@@ -542,8 +544,8 @@ class FusedSource : FusedPoints {
     auto x = name(in.args[0]),
          to = (sums_floats(i) ? "some" : "fold") + std::to_string(i) + (columns_ ? "[k]" : "");
     auto A = element_of(code_[std::size_t(in.args[0])].dtype);
-    x = is_arg(in.code) ? fmt::format("Best<Number<{}>>{{{}, {}}}", A, x, position)
-                        : fmt::format("wide(cast<{}, {}>({}))", element_of(in.dtype), A, x);
+    x = finds_position(in.code) ? fmt::format("Best<Number<{}>>{{{}, {}}}", A, x, position)
+                                : fmt::format("wide(cast<{}, {}>({}))", element_of(in.dtype), A, x);
     source_.line(fmt::format("{0} = {1}({0}, {2});", to, fold_of(in.code), x));
   }
   void finish(std::size_t i) {
@@ -552,7 +554,7 @@ class FusedSource : FusedPoints {
                    ? fmt::format("fold{}[k]", i)
                    : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
     if (in_parts()) return source_.line(fmt::format("const auto v{} = {};", i, all));
-    if (is_arg(in.code)) {
+    if (finds_position(in.code)) {
       source_.line(fmt::format("const auto b{} = {};", i, all));
       all = fmt::format("b{0}.at == 0x7fffffffffffffff ? 0 : b{0}.at", i);
     }
@@ -591,7 +593,7 @@ class FusedSource : FusedPoints {
     Marks outer(code_.size()), inner(code_.size());
     for (std::size_t i = code_.size(); i-- > 0;) {
       outer[i] = info_[i].needed && !code_[i].inner;
-      if (outer[i] && is_fold(code_[i].code)) inner[i] = kComputed;
+      if (outer[i] && is_reduction(code_[i].code)) inner[i] = kComputed;
       for (int a : code_[i].args)
         if (a >= 0 && inner[i]) inner[std::size_t(a)] = kComputed;
       if (outer[i] && is_load(i)) {
@@ -614,7 +616,7 @@ class FusedSource : FusedPoints {
         if (is_store(code_[i].code))
           into_chunk(i);
         else
-          is_fold(code_[i].code) ? finish(i) : write(i);
+          is_reduction(code_[i].code) ? finish(i) : write(i);
       });
       store_chunks(outer);
     }
@@ -637,7 +639,7 @@ class FusedSource : FusedPoints {
     unroll(each);
     place();
     each_of_chunk(marks, [&](std::size_t i) {
-      if (!is_fold(code_[i].code)) return write(i);
+      if (!is_reduction(code_[i].code)) return write(i);
       source_.open("if (in)");
       take(i, "j");
       source_.close();

@@ -95,8 +95,9 @@ class FusedPoints {
     auto& in = code_[i];
     auto& me = info_[i];
     for (int a : in.args)
-      if (a >= 0) me.level = std::max(me.level, info_[std::size_t(a)].level + is_fold(in.code));
-    folds_ |= is_fold(in.code);
+      if (a >= 0)
+        me.level = std::max(me.level, info_[std::size_t(a)].level + is_reduction(in.code));
+    folds_ |= is_reduction(in.code);
     if (!is_store(in.code)) return;
     stores_rows_ |= !in.inner;
     for (std::size_t d = 0; d < (in.inner ? dims_.size() : outer_); ++d)
@@ -109,7 +110,7 @@ class FusedPoints {
   }
   void spread_needs() {
     for (std::size_t i = code_.size(); i-- > 0;) {
-      if (!info_[i].needed || (inner_ == 0 && is_fold(code_[i].code))) continue;
+      if (!info_[i].needed || (inner_ == 0 && is_reduction(code_[i].code))) continue;
       for (int a : code_[i].args)
         if (a >= 0) info_[std::size_t(a)].needed = true;
     }
@@ -117,7 +118,7 @@ class FusedPoints {
   std::vector<std::size_t> all_folds() const {
     std::vector<std::size_t> out;
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (info_[i].needed && is_fold(code_[i].code)) out.push_back(i);
+      if (info_[i].needed && is_reduction(code_[i].code)) out.push_back(i);
     return out;
   }
   bool is_plain() const { return nest_ || serial_; }  // no chunks: one element after another
@@ -260,7 +261,7 @@ class FusedPoints {
     for (bool stores : {false, true})
       for (std::size_t i = 0; i < code_.size(); ++i)
         if (info_[i].needed && is_store(code_[i].code) == stores)
-          is_fold(code_[i].code) ? fold_of_one(i) : write(i);
+          is_reduction(code_[i].code) ? fold_of_one(i) : write(i);
     source_.close();
     // f64 functions need many registers, and the functions of an element run interleaved.
     const auto is_wide = [](auto& in) { return in.dtype == DType::f64 && is_expensive(in.code); };
@@ -290,7 +291,7 @@ class FusedPoints {
       if (is_store(code_[i].code))
         into_chunk(i);
       else
-        is_fold(code_[i].code) ? fold_of_one(i) : write(i);
+        is_reduction(code_[i].code) ? fold_of_one(i) : write(i);
     });
     store_chunks(all);
     source_.close();
@@ -310,9 +311,9 @@ class FusedPoints {
     auto& in = code_[i];
     auto from = std::size_t(in.args[0]);
     auto S = element_of(in.dtype);
-    auto x = is_arg(in.code) ? "0"
-                             : fmt::format("cast<{}, {}>({})", S, element_of(code_[from].dtype),
-                                           name(int(from)));
+    auto x = finds_position(in.code) ? "0"
+                                     : fmt::format("cast<{}, {}>({})", S,
+                                                   element_of(code_[from].dtype), name(int(from)));
     source_.line(fmt::format("const Number<{}> {} = {};", S, name(int(i)), x));
   }
 

@@ -303,7 +303,7 @@ class PassSource {
   void values(const std::vector<Instr>& code, const std::set<int>& which) {
     for (int i : which) {
       auto S = element_of(code[std::size_t(i)].dtype);
-      auto x = is_fold(code[std::size_t(i)].code)
+      auto x = is_reduction(code[std::size_t(i)].code)
                    ? fmt::format("reinterpret_cast<const Number<{}>*>(shared + {})[row]", S,
                                  result_offset(i))
                    : value(code, i);
@@ -325,7 +325,7 @@ class PassSource {
   }
   std::set<int> row_sources(const std::vector<int>& rows) const {
     std::set<int> all;
-    for (int i : rows) is_fold(instr(i).code) ? void(all.insert(i)) : all.merge(g_.sources(i));
+    for (int i : rows) is_reduction(instr(i).code) ? void(all.insert(i)) : all.merge(g_.sources(i));
     return all;
   }
 
@@ -672,7 +672,7 @@ class PassSource {
     w_.open(fmt::format("if (visited < I({}))", columns_));
     std::set<int> all;
     auto walk = [&](auto& self, int i) -> void {
-      if (!all.insert(i).second || is_fold(left_out_.code[std::size_t(i)].code)) return;
+      if (!all.insert(i).second || is_reduction(left_out_.code[std::size_t(i)].code)) return;
       for (int a : left_out_.code[std::size_t(i)].args)
         if (a >= 0) self(self, a);
     };

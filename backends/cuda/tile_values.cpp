@@ -21,7 +21,7 @@ SkippedBlock::State SkippedBlock::look(const TileGroup& g, std::size_t i) {
     in.integer = 0;
     return product.filled ? State::row : State::unknown;
   }
-  if (!in.inner || is_fold(in.code)) return State::row;
+  if (!in.inner || is_reduction(in.code)) return State::row;
   if (in.code == Code::load || in.code == Code::iota) {
     auto& s = g.strides[i];
     const bool moves = std::any_of(s.begin() + std::ptrdiff_t(g.rows.size()), s.end(),

@@ -262,7 +262,7 @@ class Finder {
     std::vector<int> here(f.code.size(), -1);
     for (std::size_t k = 0; k < f.code.size(); ++k) {
       Instr i = f.code[k];
-      const bool store = i.code >= Code::store,
+      const bool store = is_store(i.code),
                  placed = i.code == Code::load || i.code == Code::iota || store;
       if (points_only) i.inner = i.code != Code::constant;
       for (int& a : i.args)
@@ -284,8 +284,7 @@ class Finder {
         }
         continue;
       }
-      require(!(store && i.inner) &&
-              !(i.code >= Code::reduce_argmax && i.code <= Code::reduce_argmin));
+      require(!(store && i.inner) && !finds_position(i.code));
       std::int64_t reach = 0;
       for (std::size_t d = 0; d < strides.size(); ++d) reach += std::abs(strides[d]) * space_[d];
       require(reach < kMax32BitPosition);
@@ -304,7 +303,7 @@ class Finder {
       }
       here[k] = push(std::move(i), std::move(strides), at);
       if (store) nodes_.push_back({.at = at, .store = here[k]});
-      if (is_fold(g_.code.back().code)) nodes_.push_back({.at = at, .fold = here[k]});
+      if (is_reduction(g_.code.back().code)) nodes_.push_back({.at = at, .fold = here[k]});
     }
   }
 
@@ -501,10 +500,10 @@ class Finder {
       touch(n.reads, p.out.view);
     }
     for (int i : g_.sources(value)) {
-      if (i != value && is_fold(g_.code[std::size_t(i)].code)) n.folds.insert(i);
+      if (i != value && is_reduction(g_.code[std::size_t(i)].code)) n.folds.insert(i);
       n.reads.merge(read_by(i));
     }
-    if (n.product >= 0 && is_fold(g_.code[std::size_t(value)].code)) n.folds.insert(value);
+    if (n.product >= 0 && is_reduction(g_.code[std::size_t(value)].code)) n.folds.insert(value);
   }
   // Returns true if two slots may share memory. Small slots of the body do not.
   bool overlap(int x, int y) const {
@@ -723,7 +722,7 @@ class Finder {
 std::set<int> TileGroup::sources(int instr) const {
   std::set<int> out;
   auto walk = [&](auto& self, int i) -> void {
-    if (!out.insert(i).second || (i != instr && is_fold(code[std::size_t(i)].code))) return;
+    if (!out.insert(i).second || (i != instr && is_reduction(code[std::size_t(i)].code))) return;
     for (int a : code[std::size_t(i)].args)
       if (a >= 0) self(self, a);
   };
@@ -732,7 +731,7 @@ std::set<int> TileGroup::sources(int instr) const {
 }
 std::int64_t TileGroup::fold_result_offset(int fold) const {
   std::int64_t before = 0;
-  for (int i = 0; i < fold; ++i) before += is_fold(code[std::size_t(i)].code);
+  for (int i = 0; i < fold; ++i) before += is_reduction(code[std::size_t(i)].code);
   return before * points(rows) * 8;
 }
 int TileGroup::first_of(const TileAction& pass) const {

@@ -114,7 +114,7 @@ double floating(Code code, DType dtype, double x, double y) {
       break;
   }
   // unary functions come from a table
-  auto* f = code < Code::add ? program::function_of(code) : nullptr;
+  auto* f = operands_of(code) < 2 ? program::function_of(code) : nullptr;
   return f ? f->of(x) : arithmetic(code, dtype, x, y);
 }
 
@@ -166,7 +166,7 @@ Value compute(Code code, DType dtype, DType from, const Value* a) {
     default:
       break;
   }
-  auto y = code < Code::add ? Value{} : a[1];
+  auto y = operands_of(code) < 2 ? Value{} : a[1];
   if (holds_real(dtype)) return real(dtype, floating(code, dtype, a[0].real, y.real));
   if (!is_unsigned(dtype)) return integer(dtype, integer_op(code, dtype, a[0].integer, y.integer));
   return integer(dtype, std::int64_t(integer_op(code, dtype, std::uint64_t(a[0].integer),

@@ -189,8 +189,7 @@ class Run {
     lines.reserve(f.code.size());
     for (auto& i : f.code) {
       const bool many = i.inner || (int(outer) < f.outer && i.code != Code::constant);
-      auto strides = i.code == Code::load || i.code >= Code::store ? i.view.strides
-                                                                   : Dims(many ? all : outer, 0);
+      auto strides = accesses_memory(i.code) ? i.view.strides : Dims(many ? all : outer, 0);
       if (i.code == Code::iota && i.dim >= 0) strides.at(std::size_t(i.dim)) = i.stride;
       lines.push_back({i,
                        start(i.view) + (i.code == Code::iota ? i.integer : 0),
@@ -198,7 +197,8 @@ class Run {
                        many ? part(strides, outer, all) : once,
                        std::vector<Value>(std::size_t(many ? n : 1)),
                        {}});
-      require(i.args[0] >= 0 || i.code < Code::reduce_sum, "a reduction or a store has no operand");
+      require(i.args[0] >= 0 || !(is_reduction(i.code) || is_store(i.code)),
+              "a reduction or a store has no operand");
       for (int a = 0; a < 4 && i.args[a] >= 0; ++a) {
         require(i.args[a] < int(lines.size()) - 1, "an operand is not an earlier instruction");
         lines.back().args.push_back(&lines[std::size_t(i.args[a])]);
@@ -217,8 +217,7 @@ class Run {
   void evaluate(Line& l, std::int64_t from, const Dims& points, std::int64_t n) const {
     auto& i = l.instr;
     auto type = l.args.empty() ? i.dtype : l.args[0]->instr.dtype;  // dtype of the first operand
-    if (i.code >= Code::reduce_sum && i.code <= Code::reduce_argmin)
-      return void(l.values.at(0) = reduce(l, std::size_t(n)));
+    if (is_reduction(i.code)) return void(l.values.at(0) = reduce(l, std::size_t(n)));
     std::size_t point = 0;
     walk(points, l.inner, from, [&](std::int64_t at) {
       Value args[4];
@@ -257,7 +256,7 @@ class Run {
     auto& i = l.instr;
     auto from = l.args[0]->instr.dtype;
     auto at = [&](std::size_t point) { return l.args[0]->at(point); };
-    if (i.code >= Code::reduce_argmax) {
+    if (finds_position(i.code)) {
       std::size_t best = 0;  // the first NaN; without a NaN, the first of the largest values
       for (std::size_t k = 1; k < n && !is_nan(from, at(best)); ++k) {
         bool better = i.code == Code::reduce_argmax ? less(from, at(best), at(k))

@@ -136,22 +136,16 @@ struct NodeCheck {
     const auto count = program::operands_of(c);
     must(n.in.size() == std::size_t(count), "it has {} operands, expected {}",
          std::int64_t(n.in.size()), std::int64_t(count));
-    bool is_predicate =
-        c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
-    bool compares = c >= Code::less && c <= Code::not_equal;
     must(c != Code::logical_not || n.in[0]->dtype == DType::boolean,
          "its operand is {}, expected bool", n.in[0]->dtype);
-    if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have different dtypes");
-    if (is_predicate || compares)
-      return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
+    if (is_comparison(c)) must(n.in[0]->dtype == n.in[1]->dtype, "operands have different dtypes");
+    if (yields_bool(c)) return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
     bool is_function =
         (c >= Code::exp && c <= Code::digamma) || c == Code::atan2 || c == Code::nextafter;
     must(!is_function || is_float(n.dtype), "a floating-point function of {}", n.dtype);
     must(c != Code::neg || n.dtype != DType::boolean, "the negative of {}", n.dtype);
-    must(c < Code::threefry0 || c > Code::threefry_xor || n.dtype == DType::u32,
-         "random bits of dtype {}", n.dtype);
-    bool bits = c == Code::bit_not || (c >= Code::bit_and && c <= Code::shift_right);
-    must(!bits || !is_float(n.dtype), "bits of {}", n.dtype);
+    must(!is_threefry(c) || n.dtype == DType::u32, "random bits of dtype {}", n.dtype);
+    must(!is_bitwise(c) || !is_float(n.dtype), "bits of {}", n.dtype);
     if (c == Code::select)
       return must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype &&
                       n.in[2]->dtype == n.dtype,

@@ -10,8 +10,7 @@ namespace haliax::program {
 
 // An elementwise instruction. The result has the dtype of the instruction. Operands are cast
 // beforehand: arithmetic has operands of its own dtype, and a comparison has two operands of one
-// dtype. The order has a meaning: `operands_of`, `is_expensive` and the backends test ranges, and
-// reductions and stores come last.
+// dtype. The order has a meaning: the predicates below test ranges.
 enum class Code : std::uint8_t {
   // leaves
   constant,  // `number` for floats, `integer` for integers and bool
@@ -125,9 +124,29 @@ constexpr const char* code_names[] = {  // in the order of Code
 
 static_assert(std::size(code_names) == std::size_t(Code::store_min) + 1);
 
+// Returns true for an instruction without operands.
+constexpr bool is_leaf(Code c) { return c <= Code::iota; }
+constexpr bool is_comparison(Code c) { return c >= Code::less && c <= Code::not_equal; }
+// Returns true for a test of one float.
+constexpr bool is_float_test(Code c) { return c >= Code::is_finite && c <= Code::is_inf; }
+// Returns true if the result is a bool for operands of any dtype.
+constexpr bool yields_bool(Code c) {
+  return is_comparison(c) || is_float_test(c) || c == Code::logical_not;
+}
+// Returns true for an instruction on the bits of integers or on bools.
+constexpr bool is_bitwise(Code c) {
+  return c == Code::bit_not || (c >= Code::bit_and && c <= Code::shift_right);
+}
+// Returns true if the result is the nearest integer in some direction.
+constexpr bool is_rounding(Code c) { return c >= Code::floor && c <= Code::trunc; }
+constexpr bool is_threefry(Code c) { return c >= Code::threefry0 && c <= Code::threefry_xor; }
+constexpr bool is_reduction(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
+constexpr bool is_store(Code c) { return c >= Code::store; }
+// Returns true if the instruction accesses the memory of its view.
+constexpr bool accesses_memory(Code c) { return c == Code::load || is_store(c); }
 // Returns the number of operands of an instruction.
 constexpr int operands_of(Code c) {
-  return c <= Code::iota           ? 0
+  return is_leaf(c)                ? 0
          : c <= Code::bitcast      ? 1
          : c <= Code::shift_right  ? 2
          : c <= Code::fma          ? 3
@@ -142,8 +161,7 @@ constexpr bool finds_position(Code c) {
 // cheaper than recomputing it.
 constexpr bool is_expensive(Code c) {
   const bool function = c >= Code::exp && c <= Code::digamma && c != Code::sqrt && c != Code::rsqrt;
-  return function || c == Code::pow || c == Code::atan2 ||
-         (c >= Code::threefry0 && c <= Code::threefry_xor);
+  return function || c == Code::pow || c == Code::atan2 || is_threefry(c);
 }
 
 // The elementwise functions that the C library has. A backend uses them wherever it has no

@@ -18,8 +18,6 @@ using program::Program;
 using program::Step;
 using program::CollectiveKind;
 
-bool compares(Code c) { return c >= Code::less && c <= Code::not_equal; }
-bool is_float_test(Code c) { return c >= Code::is_finite && c <= Code::is_inf; }
 // Returns true if the dtype of the operands may differ from the dtype of the result.
 bool converts(Code c) {
   return c == Code::cast || c == Code::bitcast || finds_position(c) || is_float_test(c);
@@ -33,11 +31,10 @@ struct FusedCheck {
   // one only through a reduction.
   std::string reads(int at) const {
     auto& i = code[std::size_t(at)];
-    const bool folds = i.code >= Code::reduce_sum && i.code <= Code::reduce_argmin;
     for (int k = 0; k < operands_of(i.code); ++k) {
       if (i.args[k] < 0 || i.args[k] >= at)
         return fmt::format("instruction {} reads instruction {}", at, i.args[k]);
-      if (!folds && !i.inner && operand(i, k).inner)
+      if (!is_reduction(i.code) && !i.inner && operand(i, k).inner)
         return fmt::format("instruction {} is outer, but reads inner instruction {}", at,
                            i.args[k]);
     }
@@ -45,17 +42,15 @@ struct FusedCheck {
   }
   std::string dtypes(int at) const {
     auto& i = code[std::size_t(at)];
-    const bool moves = i.code == Code::load || i.code >= Code::store;
-    const bool is_test = compares(i.code) || is_float_test(i.code) || i.code == Code::logical_not;
-    DType is = moves ? i.view.dtype : i.dtype, should = i.dtype;
-    if (is_test) should = DType::boolean;
-    if (i.code >= Code::threefry0 && i.code <= Code::threefry_xor) should = DType::u32;
+    DType is = accesses_memory(i.code) ? i.view.dtype : i.dtype, should = i.dtype;
+    if (yields_bool(i.code)) should = DType::boolean;
+    if (is_threefry(i.code)) should = DType::u32;
     if (is != should)
       return fmt::format("instruction {} is {}, expected {}", at, name_of(is), name_of(should));
     for (int k = 0; k < operands_of(i.code) && !converts(i.code); ++k) {
       const bool decides = i.code == Code::select && k == 0;
       is = operand(i, k).dtype;
-      should = decides ? DType::boolean : compares(i.code) ? operand(i, 0).dtype : i.dtype;
+      should = decides ? DType::boolean : is_comparison(i.code) ? operand(i, 0).dtype : i.dtype;
       if (is != should)
         return fmt::format("operand {} of instruction {} is {}, expected {}", k, at, name_of(is),
                            name_of(should));

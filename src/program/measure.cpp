@@ -77,17 +77,16 @@ int count_contractions(const std::vector<Step>& steps) {
 
 bool points_are_independent(const Fused& f, const Program& p,
                             const std::vector<std::byte*>& memory) {
-  auto is_in_memory = [](const Instr& i) { return i.code == Code::load || i.code >= Code::store; };
   auto known = [&](int slot) {
     return slot >= 0 && slot < int(memory.size()) && memory[std::size_t(slot)];
   };
   for (auto& i : f.code) {
-    if (i.inner || (i.code >= Code::reduce_sum && i.code < Code::store)) return false;
-    if (is_in_memory(i) && !known(i.view.slot)) return false;
+    if (i.inner || is_reduction(i.code)) return false;
+    if (accesses_memory(i.code) && !known(i.view.slot)) return false;
   }
   for (auto& store : f.code)
     for (auto& other : f.code) {
-      if (store.code < Code::store || &store == &other || !is_in_memory(other)) continue;
+      if (!is_store(store.code) || &store == &other || !accesses_memory(other.code)) continue;
       auto *to = memory[std::size_t(store.view.slot)], *at = memory[std::size_t(other.view.slot)];
       if (to < at + p.slot(other.view.slot).bytes && at < to + p.slot(store.view.slot).bytes)
         return false;

@@ -53,7 +53,7 @@ template <class S, class F> void each_view(S& s, F f) {
     case Kind::fused:
       for (auto& i : s.fused.code) {
         if (i.code == Code::load || i.code == Code::iota || i.code > Code::store) f(i.view, false);
-        if (i.code >= Code::store) f(i.view, true);
+        if (is_store(i.code)) f(i.view, true);
       }
       break;
     case Kind::contract:

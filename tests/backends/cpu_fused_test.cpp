@@ -22,8 +22,7 @@ bool is_defined(Code code, DType dtype) {
   const bool floats = (code >= Code::exp && code <= Code::erf) || code == Code::erfinv ||
                       code == Code::lgamma || code == Code::digamma || code == Code::atan2 ||
                       code == Code::nextafter;
-  const bool integers = code == Code::bit_not || code == Code::popcount ||
-                        (code >= Code::bit_and && code <= Code::shift_right);
+  const bool integers = is_bitwise(code) || code == Code::popcount;
   const bool half = dtype == DType::bf16 || dtype == DType::f16;
   if (dtype == DType::boolean)
     return code == Code::logical_not || code == Code::bit_not ||
@@ -49,16 +48,13 @@ TEST_CASE("cpu: every elementwise code on special values matches the reference")
                  b = c.view(false, dtype, {n}, Case::dense);
       put_special(c, 0, 1);
       put_special(c, 1, special.size());
-      const bool test = (code >= Code::less && code <= Code::not_equal) ||
-                        (code >= Code::is_finite && code <= Code::is_inf) ||
-                        code == Code::logical_not;
-      const DType result = test ? DType::boolean : dtype;
+      const DType result = yields_bool(code) ? DType::boolean : dtype;
       const View out = c.view(true, result, {n}, Case::dense);
       auto& f = c.add(Kind::fused).fused;
       f.dims = {n};
       f.outer = 1;
       f.code = {load(a), load(b),
-                code < Code::add ? op(code, result, {0}) : op(code, result, {0, 1})};
+                operands_of(code) == 1 ? op(code, result, {0}) : op(code, result, {0, 1})};
       if (!alone)
         f.code.push_back(op(result == DType::boolean ? Code::bit_or : Code::max, result, {2, 2}));
       f.code.push_back(store(out, alone ? 2 : 3));

@@ -82,17 +82,15 @@ TEST_CASE("cuda: every code compiles for GPUs") {
     if (code == Code::bitcast || code == Code::lgamma || code == Code::digamma ||
         code == Code::erfinv)
       continue;
-    bool integers = (code >= Code::bit_and && code <= Code::shift_right) || code == Code::bit_not ||
-                    code == Code::popcount;
+    bool integers = is_bitwise(code) || code == Code::popcount;
     auto d = integers ? DType::i32 : DType::f32;
     auto from = int(f.code.size());
     f.code.push_back(load(c.view(false, d, {64}, Case::dense)));
     f.code.push_back(load(c.view(false, d, {64}, Case::dense)));
-    bool test = (code >= Code::less && code <= Code::not_equal) ||
-                (code >= Code::is_finite && code <= Code::is_inf) || code == Code::logical_not;
-    f.code.push_back(code < Code::add ? op(code, test ? DType::boolean : d, {from})
-                                      : op(code, test ? DType::boolean : d, {from, from + 1}));
-    f.code.push_back(store(c.view(true, test ? DType::boolean : d, {64}, Case::dense), from + 2));
+    const auto result = yields_bool(code) ? DType::boolean : d;
+    f.code.push_back(operands_of(code) == 1 ? op(code, result, {from})
+                                            : op(code, result, {from, from + 1}));
+    f.code.push_back(store(c.view(true, result, {64}, Case::dense), from + 2));
     texts.add(c.program);
     f.code.clear();
   }

@@ -57,8 +57,8 @@ double cost_of_kernel(const program::Fused& f, const Machine& machine) {
   for (auto& i : f.code) {
     double each = is_expensive(i.code) ? 32 : 6;
     points += each * (i.inner ? outer * inner : outer);
-    bool touches = i.inner && (i.code == program::Code::load || i.code >= program::Code::store);
-    if (auto n = touches ? bytes_seen(i.view, f.dims) : 0; n > machine.core_cache)
+    if (auto n = i.inner && accesses_memory(i.code) ? bytes_seen(i.view, f.dims) : 0;
+        n > machine.core_cache)
       points += machine.multiplications_per_far_byte * n;
   }
   return points;

@@ -88,7 +88,7 @@ struct MemoryPlanner {
   }
 
   static bool writes_once(const program::Fused& f, int slot) {
-    auto writes = [&](auto& i) { return i.code >= Code::store && i.view.slot == slot; };
+    auto writes = [&](auto& i) { return is_store(i.code) && i.view.slot == slot; };
     return std::count_if(f.code.begin(), f.code.end(), writes) == 1;
   }
   // Writes the result of an elementwise step over an operand that this step reads last.
@@ -118,8 +118,7 @@ struct MemoryPlanner {
     if (load.inner != store.inner && f.outer < int(f.dims.size())) return false;
     // Every read of this memory in the step is at the same place, and the only write is this store.
     return std::all_of(f.code.begin(), f.code.end(), [&](auto& other) {
-      bool touches = (other.code == Code::load || other.code >= Code::store) &&
-                     find_root(other.view.slot) == r;
+      bool touches = accesses_memory(other.code) && find_root(other.view.slot) == r;
       return !counts_by(other.view, r) &&
              (!touches || (other.code == Code::load && same_place(other.view, store.view)));
     });
@@ -231,7 +230,7 @@ struct MemoryPlanner {
     if (s.kind != Kind::fused) return false;
     const Instr* store = nullptr;
     for (auto& i : s.fused.code)
-      if (i.code >= Code::store && find_root(i.view.slot) == find_root(created)) {
+      if (is_store(i.code) && find_root(i.view.slot) == find_root(created)) {
         if (store || i.code != Code::store) return false;
         store = &i;
       }
