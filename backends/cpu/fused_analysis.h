@@ -10,6 +10,7 @@
 #include "fused.h"
 #include "haliax/error.h"
 #include "one_hot.h"
+#include "program/fused.h"
 
 namespace haliax::cpu::fused_planning {
 
@@ -58,11 +59,6 @@ class FusedAnalysis {
   const Instr& instr(int i) const { return fused_.code[static_cast<std::size_t>(i)]; }
   Info& info(int i) { return info_[static_cast<std::size_t>(i)]; }
   int count() const { return static_cast<int>(fused_.code.size()); }
-  static int operands(const Instr& in) {
-    int n = 0;
-    while (n < 4 && in.args[n] >= 0) ++n;
-    return n;
-  }
 
   // Replaces max and min reductions over zero elements by their result. A narrow dtype has a
   // smaller range than its lane type, so the start value of the lane would be wrong.
@@ -82,17 +78,11 @@ class FusedAnalysis {
     }
   }
   void mark_needed() {
-    info_.resize(fused_.code.size());
-    for (int i = count() - 1; i >= 0; --i) {
-      if (is_store(instr(i).code)) info(i).needed = !(no_inner_ && instr(i).inner);
-      plan_.only_reduces &= !info(i).needed || !instr(i).inner || instr(i).code == Code::load;
-      // a reduction over zero elements reads nothing
-      if (!info(i).needed || (no_inner_ && is_reduction(instr(i).code))) continue;
-      for (int k = 0; k < operands(instr(i)); ++k) {
-        const int a = instr(i).args[k];
-        if (a >= i) throw Error("[fused] an instruction reads a later one");
-        info(a).needed = true;
-      }
+    info_.assign(fused_.code.size(), {});
+    const auto needed = program::needed_instructions(fused_);
+    for (int i = 0; i < count(); ++i) {
+      if (!(info(i).needed = needed[static_cast<std::size_t>(i)])) continue;
+      plan_.only_reduces &= !instr(i).inner || instr(i).code == Code::load;
       if (is_element_op(instr(i))) info(instr(i).dim).position = points_ = true;
     }
   }
@@ -148,7 +138,6 @@ class FusedAnalysis {
         }))
       return;
     fused_ = with_element_ops(fused_, dim);
-    info_.clear();
     mark_needed();
   }
 
@@ -162,17 +151,9 @@ class FusedAnalysis {
       access.place = Place(in.view);
       access.view = in.view;
       access.dtype = in.code == Code::iota ? in.dtype : in.view.dtype;
-      access.strides = in.view.strides;
-      if (in.code == Code::iota) {
-        access.iota = true;
-        access.start = in.integer;
-        access.strides.assign(fused_.dims.size(), 0);
-        if (in.dim >= 0) access.strides.at(static_cast<std::size_t>(in.dim)) = in.stride;
-      }
-      access.strides.resize(fused_.dims.size(), 0);
-      for (std::size_t d = 0; d < fused_.dims.size(); ++d)
-        if (fused_.dims[d] == 1 || (!in.inner && static_cast<int>(d) >= fused_.outer))
-          access.strides[d] = 0;
+      access.strides = program::access_strides(fused_, in);
+      access.iota = in.code == Code::iota;
+      access.start = in.integer;
       info(i).access = static_cast<int>(plan_.accesses.size());
       plan_.accesses.push_back(std::move(access));
     }
@@ -180,17 +161,8 @@ class FusedAnalysis {
 
   void choose_order() {
     bool ordered = points_;  // element ops need the inner dims in order
-    for (int i = 0; i < count(); ++i) {
-      if (!info(i).needed) continue;
-      ordered |= finds_position(instr(i).code);
-      if (is_store(instr(i).code)) {
-        const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
-        std::size_t end =
-            every_ || instr(i).inner ? fused_.dims.size() : static_cast<std::size_t>(outer_);
-        for (std::size_t d = 0; d < end; ++d)
-          plan_.serial |= fused_.dims[d] > 1 && access.strides[d] == 0;
-      }
-    }
+    for (int i = 0; i < count(); ++i) ordered |= info(i).needed && finds_position(instr(i).code);
+    plan_.serial = program::writes_repeatedly(fused_);
     std::vector<std::int64_t> weight(fused_.dims.size(), 0);
     for (int i = 0; i < count(); ++i) {
       if (info(i).access < 0 || instr(i).code == Code::iota) continue;
@@ -207,28 +179,18 @@ class FusedAnalysis {
       if (!ordered) std::stable_sort(inner.begin(), inner.end(), heavier);
     }
     if (!flat()) choose_layout(outer, inner);
-    std::vector<Dims> strides(plan_.accesses.size());
+    // in iteration order
+    std::size_t outer_dims = outer.size();
+    outer.insert(outer.end(), inner.begin(), inner.end());
     Dims sizes;
-    auto take = [&](const std::vector<std::size_t>& group) {
-      std::size_t first = sizes.size();
-      for (std::size_t d : group) {
-        std::int64_t n = fused_.dims[d];
-        bool merges = sizes.size() > first;
-        for (std::size_t a = 0; a < strides.size() && merges; ++a)
-          merges = strides[a].back() == plan_.accesses[a].strides[d] * n;
-        if (merges)
-          sizes.back() *= n;
-        else
-          sizes.push_back(n);
-        for (std::size_t a = 0; a < strides.size(); ++a) {
-          if (!merges) strides[a].push_back(0);
-          strides[a].back() = plan_.accesses[a].strides[d];
-        }
-      }
-    };
-    take(outer);
-    plan_.outer_dims = static_cast<int>(sizes.size());
-    take(inner);
+    std::vector<Dims> strides(plan_.accesses.size());
+    for (std::size_t d : outer) {
+      sizes.push_back(fused_.dims[d]);
+      for (std::size_t a = 0; a < strides.size(); ++a)
+        strides[a].push_back(plan_.accesses[a].strides[d]);
+    }
+    program::merge_dims(sizes, outer_dims, strides);
+    plan_.outer_dims = static_cast<int>(outer_dims);
     if (sizes.size() > max_dims) throw Error("[fused] more than 16 dimensions that do not merge");
     plan_.dims = static_cast<int>(sizes.size());
     std::copy(sizes.begin(), sizes.end(), plan_.size);
@@ -384,10 +346,12 @@ class FusedAnalysis {
 
   void classify() {
     const bool one_outer = plan_.outer_box == 1;
+    const auto levels = program::reduction_levels(fused_);
     for (int i = 0; i < count(); ++i) {
       Info& me = info(i);
       const Instr& in = instr(i);
       if (!me.needed) continue;
+      me.level = levels[static_cast<std::size_t>(i)];
       me.uniform = me.constant = me.fixed = true;
       if (in.code == Code::load || in.code == Code::iota) {
         const Access& access = plan_.accesses[static_cast<std::size_t>(me.access)];
@@ -402,13 +366,12 @@ class FusedAnalysis {
         me.uniform = !me.varies && !outer;
         me.fixed = !outer && (!me.varies || (!flat() && plan_.inner_boxes <= 1));
       }
-      for (int k = 0; k < operands(in); ++k) {
-        const Info& arg = info(in.args[k]);
+      for (int a : program::operands(in)) {
+        const Info& arg = info(a);
         me.uniform &= arg.uniform;
         me.constant &= arg.constant;
         me.fixed &= arg.fixed;
         me.varies |= arg.varies;
-        me.level = std::max(me.level, arg.level);
         me.extent = me.extent | arg.extent;
       }
       if (is_element_op(in)) {
@@ -425,8 +388,7 @@ class FusedAnalysis {
         plan_.reductions.push_back(kernels().reduce(
             in.code, lane_type_of(finds_position(in.code) ? instr(in.args[0]).dtype : in.dtype),
             in.dtype));
-        plan_.reduction_level.push_back(me.level);
-        ++me.level;
+        plan_.reduction_level.push_back(me.level - 1);
       }
       plan_.levels = std::max(plan_.levels, me.level + 1);
     }

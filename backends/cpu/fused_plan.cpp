@@ -184,7 +184,7 @@ class Planner : FusedAnalysis {
       me.value = tape(where).back().out;
       return;
     }
-    int n = operands(in), args[4] = {-1, -1, -1, -1};
+    int n = static_cast<int>(program::operands(in).size()), args[4] = {-1, -1, -1, -1};
     bool scalar[4] = {};
     bool shapes =
         n == 2 && me.extent != Extent::one &&
@@ -364,8 +364,7 @@ class Planner : FusedAnalysis {
           if (here) stores.push_back(i);
         }
         if (here || (requested[static_cast<std::size_t>(i)] && info(i).inner))
-          for (int k = 0; k < operands(in); ++k)
-            requested[static_cast<std::size_t>(in.args[k])] = true;
+          for (int a : program::operands(in)) requested[static_cast<std::size_t>(a)] = true;
       }
       if (!p.single_inner_box) filled_.clear();
       for (int i = 0; i < count(); ++i) {

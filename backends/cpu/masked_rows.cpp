@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "program/fused.h"
+
 namespace haliax::cpu {
 namespace {
 
@@ -65,16 +67,17 @@ class Analysis {
   // Derives the state of a result from the states of the operands. A multiplication of an unknown
   // value by 0 stays unknown, since the value may be NaN.
   Hidden of(const Instr& in) const {
-    int n = 0;
-    while (n < 4 && in.args[n] >= 0) ++n;
-    if (n == 0) return in.code != Code::constant && walks(in) ? Hidden::unknown : Hidden::same;
+    const auto args = program::operands(in);
+    if (args.empty())
+      return in.code != Code::constant && walks(in) ? Hidden::unknown : Hidden::same;
     auto is_not = [&](int k) { return hidden(in, k) == Hidden::not_true; };
     if (in.code == Code::bit_and && (is_not(0) || is_not(1))) return Hidden::not_true;
     if (in.code == Code::bit_or && is_not(0) && is_not(1)) return Hidden::not_true;
     if (in.code == Code::select && is_not(0)) return hidden(in, 2);
-    for (int k = 0; k < n; ++k)
-      if (hidden(in, k) == Hidden::unknown) return Hidden::unknown;
-    return Hidden::same;
+    const bool differs = std::any_of(args.begin(), args.end(), [&](int a) {
+      return hidden_[std::size_t(a)] == Hidden::unknown;
+    });
+    return differs ? Hidden::unknown : Hidden::same;
   }
 
   // Returns sign * value as a sum of signed positions and a constant, or nullopt if the value has

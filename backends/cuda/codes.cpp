@@ -64,25 +64,18 @@ bool is_long(Code c) {
   const bool divides = c == Code::div || c == Code::rem || c == Code::mod || c == Code::floor_div;
   return divides || c == Code::sqrt || c == Code::rsqrt || is_expensive(c);
 }
-program::Monoid monoid_of(Code c) {
-  if (finds_position(c))
-    return c == Code::reduce_argmax ? program::Monoid::max : program::Monoid::min;
-  return program::Monoid(int(c) - int(Code::reduce_sum));
-}
 std::string fold_of(Code c) {
   if (finds_position(c)) return c == Code::reduce_argmax ? "First{true}" : "First{false}";
-  if (is_store(c)) return c == Code::store_add ? "Sum()" : c == Code::store_max ? "Max()" : "Min()";
-  return cuda::fold_of(monoid_of(c));
+  return cuda::fold_of(program::monoid_of(c));
 }
 
 std::string value_source(const Instr& in, const std::string* x, DType first) {
   auto S = element_of(in.dtype);
   auto A = element_of(first);
-  int count = 0;
-  while (count < 4 && in.args[count] >= 0) ++count;
   auto call = [&](const std::string& f) {
     std::string args;
-    for (int a = 0; a < count; ++a) args += fmt::format("{}wide({})", a ? ", " : "", x[a]);
+    for (std::size_t a = 0; a < operands(in).size(); ++a)
+      args += fmt::format("{}wide({})", a ? ", " : "", x[a]);
     return fmt::format("result<{}>({}({}))", S, f, args);
   };
   if (auto* op = operator_of(in.code)) {

@@ -3,13 +3,12 @@
 #include <string>
 
 #include "kernel_source.h"
+#include "program/fused.h"
 
 namespace haliax::cuda {
 
 // Returns true for expensive instructions, whose results are saved rather than recomputed.
 bool is_long(program::Code);
-// for argmax and argmin: the monoid of the value that they search
-program::Monoid monoid_of(program::Code);
 // Returns the functor of kernel.h for a reduction, or for a store that combines with memory.
 std::string fold_of(program::Code);
 // Returns the expression of an instruction. Its operands are the variables x[0], x[1], ...; first:

@@ -67,8 +67,8 @@ class FusedSource : FusedPoints {
   std::optional<Parts> parts() {
     if (nest_ || serial_ || !folds_ || rows_ == 0 || rows_ * inner_ < 1 << 17) return {};
     for (std::size_t i = 0; i < code_.size(); ++i) {
-      if (!info_[i].needed) continue;
-      if (finds_position(code_[i].code) || info_[i].level > 1 ||
+      if (!needed_[i]) continue;
+      if (finds_position(code_[i].code) || levels_[i] > 1 ||
           (is_store(code_[i].code) && code_[i].inner))
         return {};
     }
@@ -91,15 +91,16 @@ class FusedSource : FusedPoints {
       sum += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
     return sum;
   }
-  Launch first_pass(const Parts& p, std::int64_t place) {
+  Launch first_pass(const Fused& f, const Parts& p, std::int64_t place) {
     parts_ = p;
     for (auto i : all_folds()) {
       partial_.resize(code_.size());
       partial_[i] = place;
       place += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
     }
-    for (std::size_t i = 0; i < code_.size(); ++i) info_[i].needed &= is_reduction(code_[i].code);
-    spread_needs();
+    std::vector<bool> reductions(code_.size());
+    for (auto i : all_folds()) reductions[i] = true;
+    needed_ = with_operands(f, std::move(reductions));
     return are_columns() ? in_columns() : in_rows();
   }
   Fused second_pass(const Fused& f, const Parts& p, std::int64_t place) const {
@@ -118,7 +119,7 @@ class FusedSource : FusedPoints {
     };
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto in = f.code[i];
-      if (in.inner || !info_[i].needed) continue;
+      if (in.inner || !needed_[i]) continue;
       if (!is_reduction(in.code)) {
         now[i] = add(std::move(in));
         continue;
@@ -156,25 +157,23 @@ class FusedSource : FusedPoints {
   std::pair<bool, bool> sides() const {
     bool along_rows = false, along = false;
     for (std::size_t i = 0; i < code_.size(); ++i) {
-      auto& s = info_[i].strides;
-      if (!info_[i].needed || s.empty() || !code_[i].inner) continue;
+      auto& s = strides_[i];
+      if (!needed_[i] || s.empty() || !code_[i].inner) continue;
       along |= s.back() == 1 && (outer_ == 0 || is_of_row(i));
       along_rows |= outer_ > 0 && s[outer_ - 1] == 1;
     }
     return {along_rows, along};
   }
   int levels() const {
-    int most = 0;
-    for (auto& x : info_) most = std::max(most, x.level);
-    return most;
+    return levels_.empty() ? 0 : *std::max_element(levels_.begin(), levels_.end());
   }
   // Returns the pass that stores values: the one after all reductions whose results stores or other
   // passes need.
   int last_pass() const {
     int most = 0;
     for (std::size_t i = 0; i < code_.size(); ++i) {
-      if (is_store(code_[i].code) && code_[i].inner) most = std::max(most, info_[i].level);
-      if (is_reduction(code_[i].code) && info_[i].needed) most = std::max(most, info_[i].level - 1);
+      if (is_store(code_[i].code) && code_[i].inner) most = std::max(most, levels_[i]);
+      if (is_reduction(code_[i].code) && needed_[i]) most = std::max(most, levels_[i] - 1);
     }
     return most;
   }
@@ -187,8 +186,8 @@ class FusedSource : FusedPoints {
       auto& now = out.emplace_back(code_.size());
       for (std::size_t i = code_.size(); i-- > 0;) {
         auto& in = code_[i];
-        const bool fold = is_reduction(in.code) && info_[i].level == level + 1;
-        if (info_[i].needed && (fold || (is_store(in.code) && in.inner && level == last_pass())))
+        const bool fold = is_reduction(in.code) && levels_[i] == level + 1;
+        if (needed_[i] && (fold || (is_store(in.code) && in.inner && level == last_pass())))
           now[i] = kComputed;
         if (now[i] != kComputed || empty_) continue;
         for (int a : in.args) {
@@ -203,7 +202,7 @@ class FusedSource : FusedPoints {
   }
   // Returns true if the value differs between rows.
   bool is_of_row(std::size_t i) const {
-    auto& s = info_[i].strides;
+    auto& s = strides_[i];
     return !s.empty() && std::any_of(s.begin(), s.begin() + std::ptrdiff_t(outer_),
                                      [](auto x) { return x != 0; });
   }
@@ -333,7 +332,7 @@ class FusedSource : FusedPoints {
   void store_rows() {
     source_.open("if (there && lane == 0)");
     for (std::size_t i = 0; i < code_.size(); ++i) {
-      if (!info_[i].needed) continue;
+      if (!needed_[i]) continue;
       if (is_store(code_[i].code) && !code_[i].inner) write(i);
       if (is_reduction(code_[i].code) && in_parts())
         source_.line(fmt::format("store<{}>({}, row, v{});", element_of(wide_of(code_[i].dtype)),
@@ -380,7 +379,7 @@ class FusedSource : FusedPoints {
   void rows_on(int level) {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
-      if (info_[i].needed && !in.inner && info_[i].level == level && !is_store(in.code) &&
+      if (needed_[i] && !in.inner && levels_[i] == level && !is_store(in.code) &&
           !is_reduction(in.code))
         write(i);
     }
@@ -566,7 +565,7 @@ class FusedSource : FusedPoints {
   bool are_columns() const {
     if (is_plain() || !folds_ || outer_ == 0 || inner_ <= 1) return false;
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (info_[i].needed && (info_[i].level > 1 || (is_store(code_[i].code) && code_[i].inner)))
+      if (needed_[i] && (levels_[i] > 1 || (is_store(code_[i].code) && code_[i].inner)))
         return false;
     auto [along_rows, along] = sides();
     return along_rows && !along;
@@ -592,7 +591,7 @@ class FusedSource : FusedPoints {
     const auto folds = all_folds();
     Marks outer(code_.size()), inner(code_.size());
     for (std::size_t i = code_.size(); i-- > 0;) {
-      outer[i] = info_[i].needed && !code_[i].inner;
+      outer[i] = needed_[i] && !code_[i].inner;
       if (outer[i] && is_reduction(code_[i].code)) inner[i] = kComputed;
       for (int a : code_[i].args)
         if (a >= 0 && inner[i]) inner[std::size_t(a)] = kComputed;
@@ -697,7 +696,7 @@ std::int64_t fused_scratch(const Fused& f) {
 std::vector<Launch> fused_in_two(const Fused& f, std::int64_t place) {
   const auto parts = FusedSource(f, nullptr, 0).parts();
   if (!parts) return {fused_launch(f)};
-  return {FusedSource(f, nullptr, 0).first_pass(*parts, place),
+  return {FusedSource(f, nullptr, 0).first_pass(f, *parts, place),
           fused_launch(FusedSource(f, nullptr, 0).second_pass(f, *parts, place))};
 }
 

@@ -15,110 +15,47 @@ class FusedPoints {
   using Dims = program::Dims;
   using Fused = program::Fused;
   using Instr = program::Instr;
-  struct Info {
-    Dims strides;   // strides of a load, a store or an iota, along all dims
-    int level = 0;  // number of reductions that must complete before, one after another
-    bool needed = false;
-    std::string number;  // variable that holds a loaded value
-  };
   using Marks = std::vector<char>;  // per instruction, within a pass
   // computed in this pass; retained in registers by an earlier pass
   static constexpr char kComputed = 1, kSaved = 2;
 
   FusedPoints(const Fused& f, NestContext* nest)
-      : nest_(nest), source_(nest), code_(f.code), info_(f.code.size()) {
-    read(f);
-    merge();
-    for (std::size_t i = 0; i < code_.size(); ++i) look_at(i);
+      : nest_(nest), source_(nest), code_(f.code), needed_(needed_instructions(f)),
+        levels_(reduction_levels(f)), loaded_(f.code.size()), dims_(f.dims),
+        outer_(std::size_t(f.outer)), serial_(writes_repeatedly(f)) {
+    for (auto& i : code_) {
+      strides_.push_back(access_strides(f, i));
+      folds_ |= is_reduction(i.code);
+      stores_rows_ |= is_store(i.code) && !i.inner;
+    }
+    program::merge_dims(dims_, outer_, strides_);
     rows_ = program::points(part(0, outer_));
     inner_ = program::points(part(outer_, dims_.size()));
     empty_ = inner_ == 0;
     source_.far = program::points(dims_) >= kMax32BitPosition;
     for (std::size_t i = 0; i < code_.size(); ++i) source_.far |= reach(i) >= kMax32BitPosition;
-    mark_needed();
   }
 
   // Creates source for one instruction of code that another class iterates over (tiles.h).
   FusedPoints(const std::vector<Instr>& code, std::size_t which, const Dims& strides,
               NestContext* nest)
-      : nest_(nest), source_(nest), code_(code), info_(code.size()) {
-    info_[which].strides = strides;
+      : nest_(nest), source_(nest), code_(code), strides_(code.size()), loaded_(code.size()) {
+    strides_[which] = strides;
   }
 
   Dims part(std::size_t from, std::size_t to) const {
     return Dims(dims_.begin() + std::ptrdiff_t(from), dims_.begin() + std::ptrdiff_t(to));
   }
-  bool has_place(const Instr& i) const {
-    return i.code == Code::load || i.code == Code::iota || is_store(i.code);
-  }
   std::int64_t reach(std::size_t i) const {
     std::int64_t out = 0;
-    for (std::size_t d = 0; d < info_[i].strides.size(); ++d)
-      out += std::abs(info_[i].strides[d]) * dims_[d];
+    for (std::size_t d = 0; d < strides_[i].size(); ++d) out += std::abs(strides_[i][d]) * dims_[d];
     return out;
   }
 
-  // ---- the iteration space: without dims of size 1, and with adjacent dims merged ----
-  void read(const Fused& f) {
-    dims_ = f.dims;
-    outer_ = std::size_t(f.outer);
-    for (std::size_t i = 0; i < code_.size(); ++i) {
-      if (!has_place(code_[i])) continue;
-      auto& s = info_[i].strides;
-      if (code_[i].code != Code::iota) s = code_[i].view.strides;
-      s.resize(code_[i].inner ? dims_.size() : outer_);
-      s.resize(dims_.size());
-      if (code_[i].code == Code::iota && code_[i].dim >= 0)
-        s[std::size_t(code_[i].dim)] = code_[i].stride;
-    }
-  }
-  void drop(std::size_t d) {
-    dims_.erase(dims_.begin() + std::ptrdiff_t(d));
-    for (auto& x : info_)
-      if (!x.strides.empty()) x.strides.erase(x.strides.begin() + std::ptrdiff_t(d));
-    outer_ -= d < outer_;
-  }
-  void merge() {
-    for (std::size_t d = dims_.size(); d-- > 0;)
-      if (dims_[d] == 1) drop(d);
-    for (std::size_t d = dims_.size(); d-- > 1;) {
-      if (d == outer_) continue;
-      bool side_by_side = std::all_of(info_.begin(), info_.end(), [&](auto& x) {
-        return x.strides.empty() || x.strides[d - 1] == x.strides[d] * dims_[d];
-      });
-      if (!side_by_side) continue;
-      dims_[d] *= dims_[d - 1];
-      drop(d - 1);
-    }
-  }
-  void look_at(std::size_t i) {
-    auto& in = code_[i];
-    auto& me = info_[i];
-    for (int a : in.args)
-      if (a >= 0)
-        me.level = std::max(me.level, info_[std::size_t(a)].level + is_reduction(in.code));
-    folds_ |= is_reduction(in.code);
-    if (!is_store(in.code)) return;
-    stores_rows_ |= !in.inner;
-    for (std::size_t d = 0; d < (in.inner ? dims_.size() : outer_); ++d)
-      serial_ |= dims_[d] > 1 && me.strides[d] == 0;
-  }
-  void mark_needed() {
-    for (std::size_t i = 0; i < code_.size(); ++i)
-      info_[i].needed = is_store(code_[i].code) && (inner_ > 0 || !code_[i].inner);
-    spread_needs();
-  }
-  void spread_needs() {
-    for (std::size_t i = code_.size(); i-- > 0;) {
-      if (!info_[i].needed || (inner_ == 0 && is_reduction(code_[i].code))) continue;
-      for (int a : code_[i].args)
-        if (a >= 0) info_[std::size_t(a)].needed = true;
-    }
-  }
   std::vector<std::size_t> all_folds() const {
     std::vector<std::size_t> out;
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (info_[i].needed && is_reduction(code_[i].code)) out.push_back(i);
+      if (needed_[i] && is_reduction(code_[i].code)) out.push_back(i);
     return out;
   }
   bool is_plain() const { return nest_ || serial_; }  // no chunks: one element after another
@@ -131,9 +68,8 @@ class FusedPoints {
     std::int64_t widest = 0;
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
-      if (!info_[i].needed || !(is_load(i) || is_store(in.code)) || (inner_only && !in.inner))
-        continue;
-      const auto s = info_[i].strides[dim];
+      if (!needed_[i] || !(is_load(i) || is_store(in.code)) || (inner_only && !in.inner)) continue;
+      const auto s = strides_[i][dim];
       if (s != 0 && s != 1) return 1;
       if (s == 1) widest = std::max<std::int64_t>(widest, bytes_of(in.view.dtype));
     }
@@ -141,14 +77,14 @@ class FusedPoints {
     while (few > 1 && dims_[dim] < 4 * few) few /= 2;
     return few;
   }
-  int few_of(std::size_t i) const { return few_ > 1 && info_[i].strides[along_] == 0 ? 1 : few_; }
+  int few_of(std::size_t i) const { return few_ > 1 && strides_[i][along_] == 0 ? 1 : few_; }
   std::string chunk_of(std::size_t i) const {
     return fmt::format("Few<{}, {}>", few_of(i), element_of(code_[i].view.dtype));
   }
   // Emits a load from memory to `to`. `count`: number of existing elements.
   void fetch(std::size_t i, const std::string& to, const std::string& count) {
     auto& v = code_[i].view;
-    auto base = source_.base(v), at = source_.at(v, info_[i].strides);
+    auto base = source_.base(v), at = source_.at(v, strides_[i]);
     source_.line(fmt::format("{} = load_few<{}, {}>({}, {}, {});", to, few_of(i),
                              element_of(v.dtype), base, at, count));
   }
@@ -163,7 +99,7 @@ class FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!marks[i]) continue;
       if (is_store(code_[i].code)) source_.line(fmt::format("{} y{}{{}};", chunk_of(i), i));
-      counts |= code_[i].code == Code::iota && info_[i].strides[along_] != 0;
+      counts |= code_[i].code == Code::iota && strides_[i][along_] != 0;
     }
     if (counts) source_.line(fmt::format("const I begin = i{};", along_));
     unroll(fmt::format("for (int k = 0; k < {}; ++k)", few_));
@@ -180,7 +116,7 @@ class FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& in = code_[i];
       if (!marks[i] || !is_store(in.code)) continue;
-      auto base = source_.base(in.view, true), at = source_.at(in.view, info_[i].strides);
+      auto base = source_.base(in.view, true), at = source_.at(in.view, strides_[i]);
       if (in.code == Code::store)
         source_.line(fmt::format("store_few({}, {}, y{}, here);", base, at, i));
       else
@@ -200,16 +136,16 @@ class FusedPoints {
                            source_.argument(bits_of(in.dtype, in.number, in.integer)));
       case Code::load: {
         auto V = element_of(in.view.dtype);
-        if (auto& x = info_[i].number; !x.empty())
+        if (auto& x = loaded_[i]; !x.empty())
           return fmt::format("cast<{}, {}>(number({}))", S, V, x);
         auto base = source_.base(in.view);
         return fmt::format("cast<{}, {}>(load<{}>({}, {}))", S, V, V, base,
-                           source_.at(in.view, info_[i].strides));
+                           source_.at(in.view, strides_[i]));
       }
       case Code::iota: {
         KernelArgument start{-1, in.integer};
         for (auto& t : in.view.terms) start.loops.push_back({t.loop, t.stride});
-        auto from = source_.argument(std::move(start)), moved = source_.sum_of(info_[i].strides);
+        auto from = source_.argument(std::move(start)), moved = source_.sum_of(strides_[i]);
         return fmt::format("cast<{}, std::int64_t>({}{}{})", S, from, moved.empty() ? "" : " + ",
                            moved);
       }
@@ -228,8 +164,7 @@ class FusedPoints {
   std::string stored(std::size_t i) {
     auto& in = code_[i];
     auto V = element_of(in.view.dtype);
-    auto base = source_.base(in.view, true), at = source_.at(in.view, info_[i].strides),
-         x = to_store(i);
+    auto base = source_.base(in.view, true), at = source_.at(in.view, strides_[i]), x = to_store(i);
     if (in.code != Code::store)
       x = fmt::format("result<{0}>({1}(wide(load<{0}>({2}, {3})), wide({4})))", V, fold_of(in.code),
                       base, at, x);
@@ -260,7 +195,7 @@ class FusedPoints {
     source_.indices("p", dims_);
     for (bool stores : {false, true})
       for (std::size_t i = 0; i < code_.size(); ++i)
-        if (info_[i].needed && is_store(code_[i].code) == stores)
+        if (needed_[i] && is_store(code_[i].code) == stores)
           is_reduction(code_[i].code) ? fold_of_one(i) : write(i);
     source_.close();
     // f64 functions need many registers, and the functions of an element run interleaved.
@@ -280,7 +215,7 @@ class FusedPoints {
                                              : source_.argument(n)));
     source_.indices("p", of_chunks, 0, few_);
     source_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
-    const Marks all = needed();
+    const Marks all(needed_.begin(), needed_.end());
     for (std::size_t i = 0; i < code_.size(); ++i)
       if (all[i] && is_load(i)) {
         fetch(i, fmt::format("const auto x{}", i), "here");
@@ -297,14 +232,9 @@ class FusedPoints {
     source_.close();
     return source_.launch(n, false, "256");
   }
-  Marks needed() const {
-    Marks out(code_.size());
-    for (std::size_t i = 0; i < code_.size(); ++i) out[i] = info_[i].needed;
-    return out;
-  }
   // Lets instruction i read its value from x, or from x[m] of several chunks.
   void fetched(std::size_t i, const std::string& which) {
-    info_[i].number = fmt::format("x{}{}.at[{}]", i, which, few_of(i) > 1 ? "k" : "0");
+    loaded_[i] = fmt::format("x{}{}.at[{}]", i, which, few_of(i) > 1 ? "k" : "0");
   }
   // A reduction over a single inner element.
   void fold_of_one(std::size_t i) {
@@ -320,8 +250,11 @@ class FusedPoints {
   NestContext* const nest_;
   SourceWriter source_;
   std::vector<program::Instr> code_;
-  std::vector<Info> info_;
-  program::Dims dims_;
+  std::vector<program::Dims> strides_;  // per load, store and iota, along dims_
+  std::vector<bool> needed_;
+  std::vector<int> levels_;          // reduction_levels
+  std::vector<std::string> loaded_;  // variables that hold loaded values
+  program::Dims dims_;               // merged
   std::size_t outer_ = 0;
   std::int64_t rows_ = 0, inner_ = 0;  // number of elements
   bool folds_ = false, stores_rows_ = false, serial_ = false, empty_ = false;

@@ -274,7 +274,7 @@ class PassSource {
     }
     for (int f : folds_) {
       auto S = element_of(instr(f).dtype);
-      auto m = Monoid(int(instr(f).code) - int(Code::reduce_sum));
+      auto m = monoid_of(instr(f).code);
       w_.line(fmt::format("Wide<{}> fold{}[2];", S, f));
       w_.line(fmt::format("fold{0}[0] = fold{0}[1] = wide(constant<{1}>({2}));", f, S,
                           w_.argument(start_bits(m, instr(f).dtype))));
@@ -538,7 +538,7 @@ class PassSource {
     if (instr(f).code == Code::reduce_max && instr(f).dtype != DType::f64 &&
         is_float(instr(f).dtype))
       return "Larger()";
-    return cuda::fold_of(Monoid(int(instr(f).code) - int(Code::reduce_sum)));
+    return cuda::fold_of(instr(f).code);
   }
   void show(int v) { w_.line(fmt::format("show({}, kept{}, strip, half);", together(v), v)); }
   // Emits the matmuls over rows. A value is published after the previous one has been read. By

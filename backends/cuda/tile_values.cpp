@@ -38,8 +38,9 @@ SkippedBlock::State SkippedBlock::look(const TileGroup& g, std::size_t i) {
     return of(0);
   }
   auto out = State::row;
-  for (int a = 0; a < 4 && in.args[a] >= 0; ++a)
-    if (of(a) != State::row && out != State::unknown) out = of(a);
+  for (int a : operands(in))
+    if (auto state = states[std::size_t(a)]; state != State::row && out != State::unknown)
+      out = state;
   return out;
 }
 bool SkippedBlock::folds(const TileGroup& g, int fold) const {

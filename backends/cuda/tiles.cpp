@@ -169,14 +169,6 @@ class Finder {
     return without_ones(Dims(f.dims.begin(), f.dims.begin() + f.outer)) == g_.rows &&
            without_ones(Dims(f.dims.begin() + f.outer, f.dims.end())) == g_.columns;
   }
-  Dims instruction_strides(const Fused& f, const Instr& i) const {
-    Dims s;
-    if (i.code != Code::iota) s = i.view.strides;
-    s.resize(i.inner ? f.dims.size() : std::size_t(f.outer));
-    s.resize(f.dims.size());
-    if (i.code == Code::iota && i.dim >= 0) s[std::size_t(i.dim)] = i.stride;
-    return strides_of(f.dims, s);
-  }
   // Finds the wide slots: only 16-bit matmuls and fused steps over the space access them.
   void find_wide() {
     std::set<int> others;
@@ -262,12 +254,11 @@ class Finder {
     std::vector<int> here(f.code.size(), -1);
     for (std::size_t k = 0; k < f.code.size(); ++k) {
       Instr i = f.code[k];
-      const bool store = is_store(i.code),
-                 placed = i.code == Code::load || i.code == Code::iota || store;
+      const bool store = is_store(i.code), placed = accesses_memory(i.code) || i.code == Code::iota;
       if (points_only) i.inner = i.code != Code::constant;
       for (int& a : i.args)
         if (a >= 0) a = here[std::size_t(a)];
-      auto strides = placed ? instruction_strides(f, i) : Dims{};
+      auto strides = placed ? strides_of(f.dims, access_strides(f, f.code[k])) : Dims{};
       auto wide = i.view.slot >= 0 ? wide_.find(root(i.view.slot)) : wide_.end();
       if (wide != wide_.end()) {
         require(i.inner && i.view.terms.empty() && (i.code == Code::load || i.code == Code::store));

@@ -10,8 +10,9 @@
 
 #include "compute.h"
 #include "haliax/error.h"
-#include "program/independent_points.h"
 #include "program/devices.h"
+#include "program/fused.h"
+#include "program/independent_points.h"
 
 namespace haliax::reference {
 namespace {
@@ -199,9 +200,9 @@ class Run {
                        {}});
       require(i.args[0] >= 0 || !(is_reduction(i.code) || is_store(i.code)),
               "a reduction or a store has no operand");
-      for (int a = 0; a < 4 && i.args[a] >= 0; ++a) {
-        require(i.args[a] < int(lines.size()) - 1, "an operand is not an earlier instruction");
-        lines.back().args.push_back(&lines[std::size_t(i.args[a])]);
+      for (int a : operands(i)) {
+        require(a < int(lines.size()) - 1, "an operand is not an earlier instruction");
+        lines.back().args.push_back(&lines[std::size_t(a)]);
       }
     }
     each(rows, [&](const Dims& row) {
@@ -239,13 +240,9 @@ class Run {
           put(i.view, at, converted(args[0], type, i.view.dtype));
           break;
         case Code::store_add:
-          merge(Monoid::sum, i.view, at, converted(args[0], type, i.view.dtype));
-          break;
         case Code::store_max:
-          merge(Monoid::max, i.view, at, converted(args[0], type, i.view.dtype));
-          break;
         case Code::store_min:
-          merge(Monoid::min, i.view, at, converted(args[0], type, i.view.dtype));
+          merge(monoid_of(i.code), i.view, at, converted(args[0], type, i.view.dtype));
           break;
         default:
           out = compute(i.code, i.dtype, type, args);
@@ -265,7 +262,7 @@ class Run {
       }
       return cast({0, std::int64_t(best)}, DType::i64, i.dtype);
     }
-    auto m = Monoid(int(i.code) - int(Code::reduce_sum));
+    auto m = monoid_of(i.code);
     auto acc = start_of(m, i.dtype);
     for (std::size_t k = 0; k < n; ++k) acc = combine(m, i.dtype, acc, cast(at(k), from, i.dtype));
     return rounded(i.dtype, acc);
