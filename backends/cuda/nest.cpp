@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "program/matrices.h"
 #include "program/views.h"
 #include "tiles.h"
 
@@ -336,13 +337,9 @@ class Nest {
   }
 
   // ---- matmuls (device/product.h) ----
-  // A dim: its size and its strides.
-  struct Dim {
-    std::int64_t n = 1, a = 0, b = 0, out = 0;
-  };
   // Drops dims of size 1, and merges adjacent dims. Removes the last dim and returns it for the
   // matmul. The remaining dims are iterated over.
-  static Dim pulled(std::vector<Dim>& dims) {
+  static MatrixDim pulled(MatrixDims& dims) {
     std::erase_if(dims, [](auto& d) { return d.n == 1; });
     for (std::size_t k = dims.size(); k-- > 1;) {
       auto &outer = dims[k - 1], &inner = dims[k];
@@ -358,26 +355,13 @@ class Nest {
     return last;
   }
   bool product(const Contract& c) {
-    std::size_t at = 0;
-    auto stride = [&](const View& v) { return at < v.strides.size() ? v.strides[at] : 0; };
-    auto part = [&](const Dims& sizes) {
-      std::vector<Dim> out;
-      for (auto n : sizes) {
-        out.push_back({n, stride(c.a), stride(c.b), stride(c.out)});
-        ++at;
-      }
-
-      return out;
-    };
-    auto iterated = part(c.batch), rows = part(c.m), columns = part(c.n), terms = part(c.k);
+    auto [iterated, rows, columns, terms] = dims_of(c);
     const auto m = pulled(rows), n = pulled(columns), k = pulled(terms);
-    auto far = [](std::int64_t of_m, std::int64_t of_n, std::int64_t of_k, const Dim& m,
-                  const Dim& n, const Dim& k) {
-      return std::abs(of_m) * m.n + std::abs(of_n) * n.n + std::abs(of_k) * k.n >=
+    auto far = [&](MatrixStride s) {
+      return std::abs(m.*s) * m.n + std::abs(n.*s) * n.n + std::abs(k.*s) * k.n >=
              kMax32BitPosition;
     };
-    const bool fits =
-        !far(m.a, 0, k.a, m, n, k) && !far(0, n.b, k.b, m, n, k) && !far(m.out, n.out, 0, m, n, k);
+    const bool fits = !far(&MatrixDim::a) && !far(&MatrixDim::b) && !far(&MatrixDim::out);
     // partial sums would be rounded, or positions would not fit
     if (!terms.empty() || !fits) return false;
     for (auto* more : {&rows, &columns})

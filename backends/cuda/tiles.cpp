@@ -2,8 +2,10 @@
 #include "tiles.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 
+#include "program/matrices.h"
 #include "program/views.h"
 
 namespace haliax::cuda {
@@ -39,44 +41,25 @@ std::optional<std::int64_t> as_one(const Dims& dims, const Dims& strides, std::s
   return stride;
 }
 
-// A matmul whose batch, m, n and k are one dim each, or a block of one.
-struct Flat {
-  std::int64_t m = 1, n = 1, k = 1;
-  std::int64_t am = 0, ak = 0, bk = 0, bn = 0, om = 0, on = 0;  // strides
-};
-std::optional<Flat> flat(const Contract& c) {
-  std::size_t at = 0;
-  auto one = [&](const Dims& dims, std::int64_t& n,
-                 std::initializer_list<std::pair<const View*, std::int64_t*>> views) {
-    bool fits = true;
-    for (auto& [v, stride] : views) {
-      Dims mine;
-      for (std::size_t d = 0; d < dims.size(); ++d)
-        mine.push_back(at + d < v->strides.size() ? v->strides[at + d] : 0);
-      const auto sizes = without_ones(dims), strides = strides_of(dims, mine);
-      if (sizes.empty()) continue;
-      auto s = as_one(sizes, strides, 0, sizes.size());
-      fits &= s.has_value();
-      *stride = s.value_or(0);
-    }
-    n = points(dims);
-    at += dims.size();
-    return fits;
-  };
-  Flat f;
-  std::int64_t batch = 1;
-  bool fits = one(c.batch, batch, {}) && batch == 1;
-  fits = one(c.m, f.m, {{&c.a, &f.am}, {&c.out, &f.om}}) && fits;
-  fits = one(c.n, f.n, {{&c.b, &f.bn}, {&c.out, &f.on}}) && fits;
-  fits = one(c.k, f.k, {{&c.a, &f.ak}, {&c.b, &f.bk}}) && fits;
-  if (!fits) return {};
-  return f;
+// The sides of a matmul without batch dims: one dim each. Operands have stride 0 along the side
+// that they lack.
+enum Side { is_m, is_n, is_k };
+using Sides = std::array<MatrixDim, 3>;
+std::optional<Sides> sides_of(const Contract& c) {
+  auto dims = dims_of(c);
+  dims.normalize();
+  Sides out;
+  for (auto [side, all] : {std::pair(is_m, &dims.m), {is_n, &dims.n}, {is_k, &dims.k}}) {
+    if (all->size() > 1) return {};
+    if (!all->empty()) out[side] = all->front();
+  }
+  return dims.batch.empty() ? std::optional(out) : std::nullopt;
 }
 // A matmul that computes one block of columns, or a loop that computes one block per iteration. A
 // flag may skip a block.
 struct Block {
   const Contract* c = nullptr;
-  Flat f = {};
+  Sides sides = {};
   const View* flag = nullptr;
   int variable = -1;
   std::int64_t trips = 1;
@@ -96,10 +79,10 @@ std::optional<Block> block_of(const Step& s) {
     product = &product->body[0];
   }
   if (product->kind != Kind::contract) return {};
-  auto f = flat(product->contract);
-  if (!f) return {};
+  auto sides = sides_of(product->contract);
+  if (!sides) return {};
   b.c = &product->contract;
-  b.f = *f;
+  b.sides = *sides;
   return b;
 }
 // Returns the view in the first iteration of the loop. Sets `step` to its offset per iteration.
@@ -299,53 +282,42 @@ class Finder {
   }
 
   // ---- matmuls ----
-  std::size_t add_product(std::size_t k) {
-    const auto first = block_of(steps_[k]);
+  std::size_t add_product(std::size_t at) {
+    const auto first = block_of(steps_[at]);
     require(first.has_value());
     auto& c = *first->c;
     const bool wide_a = wide_.count(root(c.a.slot)) > 0, wide_b = wide_.count(root(c.b.slot)) > 0,
                wide_out = wide_.count(root(c.out.slot)) > 0;
     require(wide_a + wide_b + wide_out == 1 && is_16_bit(c.a.dtype) && c.a.dtype == c.b.dtype);
     require(is_16_bit(c.out.dtype) || c.out.dtype == DType::f32);
-    TileProduct p{.dtype = c.a.dtype, .adds = c.accumulate, .at = int(k)};
-    auto& f = first->f;
+    TileProduct p{.dtype = c.a.dtype, .adds = c.accumulate, .at = int(at)};
+    auto& f = first->sides;
     auto& wide = wide_[root(wide_a ? c.a.slot : wide_b ? c.b.slot : c.out.slot)];
     std::int64_t steps[3] = {};
     const View a = bare(first_of(c.a, first->variable, steps[0])),
                b = bare(first_of(c.b, first->variable, steps[1])),
                out = bare(first_of(c.out, first->variable, steps[2]));
-    // The dim of the matmul (m, n or k) that is the rows, and the dim that is the columns.
-    enum Side { is_m, is_n, is_k };
-    Side row;
-    Side column;
-    std::int64_t sizes[3] = {f.m, f.n, f.k};
-    // Assigns two dims to the rows and columns, given the strides of the wide value along them.
-    auto found = [&](std::int64_t s, std::int64_t t, auto of_s, auto of_t) {
-      const bool rows_first =
-          sizes[of_s] == rows_ && (wide.offset < 0 ? t < s : s == wide.row && t == wide.column);
-      row = rows_first ? of_s : of_t;
-      column = rows_first ? of_t : of_s;
-      look(wide, (wide_a ? a : wide_b ? b : out).offset, rows_first ? s : t, rows_first ? t : s);
-    };
-    if (wide_a)
-      found(f.am, f.ak, is_m, is_k);
-    else if (wide_b)
-      found(f.bn, f.bk, is_n, is_k);
-    else
-      found(f.om, f.on, is_m, is_n);
-    require(sizes[row] == rows_);
-    const TileOperand of_a{a, f.am, f.ak}, of_b{b, f.bn, f.bk}, of_b_terms{b, f.bk, f.bn},
-        of_a_terms{a, f.ak, f.am}, of_out{out, f.om, f.on}, of_out_terms{out, f.on, f.om};
+    // The sides that are the rows and the columns, given the strides of the wide value along them.
+    const auto stride = wide_a ? &MatrixDim::a : wide_b ? &MatrixDim::b : &MatrixDim::out;
+    Side row = wide_b ? is_n : is_m, column = wide_out ? is_n : is_k;
+    const auto s = f[row].*stride, t = f[column].*stride;
+    if (f[row].n != rows_ || (wide.offset < 0 ? t >= s : s != wide.row || t != wide.column))
+      std::swap(row, column);
+    look(wide, (wide_a ? a : wide_b ? b : out).offset, f[row].*stride, f[column].*stride);
+    require(f[row].n == rows_);
+    const auto &m = f[is_m], &n = f[is_n], &k = f[is_k];
+    const TileOperand of_a{a, m.a, k.a}, of_b{b, n.b, k.b}, of_b_terms{b, k.b, n.b},
+        of_a_terms{a, k.a, m.a}, of_out{out, m.out, n.out}, of_out_terms{out, n.out, m.out};
     if (wide_out) {
       p.kind = TileProduct::Kind::makes;
-      p.terms = f.k;
+      p.terms = k.n;
       p.x = row == is_m ? of_a : of_b;
       p.y = row == is_m ? of_b : of_a;
       p.out = {out, wide.row, wide.column};
     } else {
       const bool over_columns = column == is_k;
       p.kind = over_columns ? TileProduct::Kind::over_columns : TileProduct::Kind::over_rows;
-      p.terms = wide_a ? f.n : f.m;
+      p.terms = wide_a ? n.n : m.n;
       (over_columns ? p.y : p.x) = wide_a ? of_b_terms : of_a_terms;
       (over_columns ? p.x : p.y) = {wide_a ? a : b, wide.row, wide.column};
       p.out = wide_a ? of_out : of_out_terms;
@@ -355,24 +327,16 @@ class Finder {
       require((rows_ + columns_) * std::abs(o->line) +
                   std::max(p.terms, columns_) * std::abs(o->term) <
               kMax32BitPosition);
-    const auto end = blocks(k, *first, p, sizes[column], {a, b, out}, steps, column);
+    const auto end = blocks(at, *first, p, {a, b, out}, steps, column);
     p.kind == TileProduct::Kind::makes ? make(wide, p, c.out.dtype) : use(wide, p);
     return end;
   }
   // Reads the steps of one matmul: a step or a loop over blocks, and a smaller last block.
-  std::size_t blocks(std::size_t k, const Block& first, TileProduct& p, std::int64_t width,
-                     const View (&views)[3], const std::int64_t (&steps)[3], int column) {
-    const auto& f = first.f;
-    // The distance from one column to the next in a, b and out, if the columns are m, n or k.
-    const std::int64_t next[3] = {column == 0   ? f.am
-                                  : column == 2 ? f.ak
-                                                : 0,
-                                  column == 1   ? f.bn
-                                  : column == 2 ? f.bk
-                                                : 0,
-                                  column == 0   ? f.om
-                                  : column == 1 ? f.on
-                                                : 0};
+  std::size_t blocks(std::size_t k, const Block& first, TileProduct& p, const View (&views)[3],
+                     const std::int64_t (&steps)[3], Side column) {
+    const auto& f = first.sides;
+    const auto& of_column = f[column];
+    const std::int64_t width = of_column.n, next[3] = {of_column.a, of_column.b, of_column.out};
     for (int v = 0; v < 3; ++v) require(first.trips == 1 || steps[v] == next[v] * width);
     auto columns = width * first.trips;
     if (first.flag) {
@@ -388,18 +352,15 @@ class Finder {
       require(k < steps_.size());
       const auto rest = block_of(steps_[k]);
       require(rest && rest->trips == 1 && (rest->flag != nullptr) == p.has_flags);
-      auto& r = rest->f;
-      const std::int64_t sizes[3] = {r.m, r.n, r.k}, full[3] = {f.m, f.n, f.k};
-      for (int d = 0; d < 3; ++d)
-        require(d == column ? sizes[d] == columns_ - columns && sizes[d] <= width
-                            : sizes[d] == full[d]);
+      auto& r = rest->sides;
+      for (auto d : {is_m, is_n, is_k}) {
+        require(d == column ? r[d].n == columns_ - columns && r[d].n <= width : r[d].n == f[d].n);
+        require(r[d].n == 1 || (r[d].a == f[d].a && r[d].b == f[d].b && r[d].out == f[d].out));
+      }
       const View* other[3] = {&rest->c->a, &rest->c->b, &rest->c->out};
       for (int v = 0; v < 3; ++v)
         require(moved(views[v], next[v] * columns) == bare(*other[v]) &&
                 first.c->accumulate == rest->c->accumulate);
-      auto same = [&](std::int64_t x, std::int64_t y, int d) { return sizes[d] == 1 || x == y; };
-      require(same(r.am, f.am, 0) && same(r.om, f.om, 0) && same(r.bn, f.bn, 1) &&
-              same(r.on, f.on, 1) && same(r.ak, f.ak, 2) && same(r.bk, f.bk, 2));
       if (p.has_flags) require(moved(p.flag, p.flag_step * first.trips) == bare(*rest->flag));
       columns = columns_;
       ++k;
