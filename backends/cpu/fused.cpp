@@ -5,7 +5,6 @@
 
 #include "assemble.h"
 #include "base/thread_pool.h"
-#include "unmasked.h"
 
 namespace haliax::cpu {
 namespace {
@@ -244,11 +243,11 @@ class FusedStep final : public CompiledStep {
     std::int64_t count_visible_points() const {
       constexpr std::int64_t unit = 16;
       std::int64_t most = 0;
-      for (const RowMask& mask : plan_.row_masks) {
+      for (const PositionMask& mask : plan_.row_masks) {
         std::int64_t value = mask.constant;  // at the first element of the first row
         std::int64_t step = 0;               // decrease per element
         std::int64_t grows[max_dims] = {};   // increase per row, along each dim
-        bool near = true;
+        std::int64_t magnitude = mask.magnitude;
         for (auto [number, sign] : mask.positions) {
           const Access& iota = plan_.accesses[static_cast<std::size_t>(number)];
           std::int64_t at = step_.bases_[static_cast<std::size_t>(number)].start, reach = 0;
@@ -259,11 +258,11 @@ class FusedStep final : public CompiledStep {
             grows[d] += sign * stride;
           }
           const std::int64_t stride = iota.strides[static_cast<std::size_t>(plan_.dims - 1)];
-          near &= std::abs(at) + reach + std::abs(stride) * plan_.inner_points < far_position;
+          magnitude += std::abs(at) + reach + std::abs(stride) * plan_.inner_points;
           value += sign * at;
           step -= sign * stride;
         }
-        if (!near) return 0;
+        if (magnitude >= mask.limit) return 0;
         for (int d = 0; d < plan_.outer_dims; ++d)
           value += (tile_.size[d] - 1) * std::max<std::int64_t>(0, grows[d]);
         const std::int64_t points = mask.or_equal ? value / step + 1 : (value + step - 1) / step;

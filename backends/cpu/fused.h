@@ -10,7 +10,7 @@
 // inner boxes.
 #pragma once
 #include "kernels.h"
-#include "masked_rows.h"
+#include "masks.h"
 #include "step.h"
 #include "workspace.h"
 
@@ -170,7 +170,7 @@ struct FusedPlan {
   Tape outer_stores;
   std::vector<AssembledOps> assembled;
   // the positions are accesses; empty: all rows are iterated to their ends
-  std::vector<RowMask> row_masks;
+  std::vector<PositionMask> row_masks;
   std::vector<int> filled;  // accesses of the stores whose masked elements are filled in afterwards
   int levels = 1;
   // Returns the level of the last pass over the inner elements.

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "backends/cpu/unmasked.h"
+#include "backends/cpu/masks.h"
 #include "haliax/haliax.h"
 #include "runtime/run.h"
 
