@@ -12,7 +12,6 @@
 #include "haliax/error.h"
 #include "program/devices.h"
 #include "program/fused.h"
-#include "program/independent_points.h"
 
 namespace haliax::reference {
 namespace {

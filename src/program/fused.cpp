@@ -75,6 +75,25 @@ bool writes_repeatedly(const Fused& f) {
   });
 }
 
+bool points_are_independent(const Fused& f, const Program& p,
+                            const std::vector<std::byte*>& memory) {
+  auto known = [&](int slot) {
+    return slot >= 0 && slot < int(memory.size()) && memory[std::size_t(slot)];
+  };
+  for (auto& i : f.code) {
+    if (i.inner || is_reduction(i.code)) return false;
+    if (accesses_memory(i.code) && !known(i.view.slot)) return false;
+  }
+  for (auto& store : f.code)
+    for (auto& other : f.code) {
+      if (!is_store(store.code) || &store == &other || !accesses_memory(other.code)) continue;
+      auto *to = memory[std::size_t(store.view.slot)], *at = memory[std::size_t(other.view.slot)];
+      if (to < at + p.slot(other.view.slot).bytes && at < to + p.slot(store.view.slot).bytes)
+        return false;
+    }
+  return true;
+}
+
 void merge_dims(Dims& dims, std::size_t& outer, std::vector<Dims>& strides) {
   auto drop = [&](std::size_t d) {
     dims.erase(dims.begin() + std::ptrdiff_t(d));

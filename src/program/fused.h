@@ -30,6 +30,10 @@ Dims access_strides(const Fused&, const Instr&);
 // Returns true if a store writes to an element more than once, so that the order of positions
 // matters.
 bool writes_repeatedly(const Fused&);
+// Returns true if the step has no inner dims and no reduction, and if no store overlaps the memory
+// of another instruction's load or store: its elements may be computed in any order. `memory` holds
+// the address of each slot; an unknown address (null) yields false.
+bool points_are_independent(const Fused&, const Program&, const std::vector<std::byte*>& memory);
 
 // Drops dims of size 1, and merges adjacent dims where all strides allow it. `outer` is the number
 // of outer dims, which do not merge with inner dims. Each list of strides is along the dims, or

@@ -2,7 +2,6 @@
 #include <functional>
 #include <numeric>
 
-#include "program/independent_points.h"
 #include "program/program.h"
 
 namespace haliax::program {
@@ -73,25 +72,6 @@ int count_contractions(const std::vector<Step>& steps) {
   int n = 0;
   for (auto& s : steps) n += s.kind == Kind::contract ? 1 : count_contractions(s.body);
   return n;
-}
-
-bool points_are_independent(const Fused& f, const Program& p,
-                            const std::vector<std::byte*>& memory) {
-  auto known = [&](int slot) {
-    return slot >= 0 && slot < int(memory.size()) && memory[std::size_t(slot)];
-  };
-  for (auto& i : f.code) {
-    if (i.inner || is_reduction(i.code)) return false;
-    if (accesses_memory(i.code) && !known(i.view.slot)) return false;
-  }
-  for (auto& store : f.code)
-    for (auto& other : f.code) {
-      if (!is_store(store.code) || &store == &other || !accesses_memory(other.code)) continue;
-      auto *to = memory[std::size_t(store.view.slot)], *at = memory[std::size_t(other.view.slot)];
-      if (to < at + p.slot(other.view.slot).bytes && at < to + p.slot(store.view.slot).bytes)
-        return false;
-    }
-  return true;
 }
 
 }  // namespace haliax::program
