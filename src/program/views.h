@@ -52,8 +52,9 @@ template <class S, class F> void each_view(S& s, F f) {
   switch (s.kind) {
     case Kind::fused:
       for (auto& i : s.fused.code) {
-        if (i.code == Code::load || i.code == Code::iota || i.code > Code::store) f(i.view, false);
-        if (is_store(i.code)) f(i.view, true);
+        const bool writes = is_store(i.code), combines = writes && i.code != Code::store;
+        if (i.code == Code::load || i.code == Code::iota || combines) f(i.view, false);
+        if (writes) f(i.view, true);
       }
       break;
     case Kind::contract:
