@@ -102,6 +102,13 @@ TEST_CASE("fused facts: adjacent dims merge where all strides allow it") {
   CHECK(dims == Dims{24});
   CHECK(strides[0] == Dims{1});
 
+  dims = {2, 3, 4};
+  strides = {{12, 4, 1}};
+  outer = 1;
+  merge_dims(dims, outer, strides);
+  CHECK(dims == Dims{2, 12});
+  CHECK(outer == 1);
+
   dims = {1, 1};
   strides = {{3, 3}};
   outer = 1;
