@@ -26,12 +26,14 @@ enum class ChunkKeep : std::uint8_t {
 /// Options of `chunked_reduce`. Set at most one of `chunk`, `chunks` and `memory`.
 struct ChunkOptions {
   static constexpr bool is_static = true;  ///< a field of a module is static
+  /// The smallest default of `memory`, in bytes.
+  static constexpr std::int64_t default_memory = std::int64_t(32) << 20;
   /// Positions per iteration, of all chunked axes together, the last axis first. Default: chosen by
   /// the memory budget.
   std::optional<std::int64_t> chunk = {};
   std::vector<std::int64_t> chunks = {};  ///< positions per iteration, for each chunked axis
   /// Budget in bytes, in addition to results and gradients. 0: the size of the arrays that the
-  /// function reads, and at least 32 MiB.
+  /// function reads, and at least `default_memory`, 32 MiB.
   std::int64_t memory = 0;
   ChunkForm form = ChunkForm::automatic;  ///< how to compute gradients
   ChunkKeep keep = ChunkKeep::small;      ///< values to save between passes

@@ -86,14 +86,15 @@ const Op kContract{
       return Nodes{contract(ga, y, a->axes, a->dtype), contract(gb, x, b->axes, b->dtype)};
     }};
 
+static const Op& reduction(Monoid m) {
+  return m == Monoid::sum ? kSum : m == Monoid::prod ? kProd : m == Monoid::max ? kMax : kMin;
+}
+bool reduces(const Node& n, Monoid m) { return n.op == &reduction(m); }
 NodePtr reduce(Monoid m, G x, const Axes& remaining) {
   auto folded = without(x->axes, remaining);
   if (folded.empty()) return fit(x, remaining);
   if (auto product = m == Monoid::sum ? as_contraction(x, remaining) : nullptr) return product;
-  const Op& op = m == Monoid::sum    ? kSum
-                 : m == Monoid::prod ? kProd
-                 : m == Monoid::max  ? kMax
-                                     : kMin;
+  const Op& op = reduction(m);
   auto& from = stripped(x);
   // Number of equal terms, if the sum includes axes along which x is broadcast.
   auto times = axis_size(without(folded, from->axes));

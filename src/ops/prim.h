@@ -107,6 +107,8 @@ NodePtr argreduce(bool largest, const NodePtr&, const Axes& remaining, const Axe
 NodePtr sum(const NodePtr&, const Axes& over);
 const Op& pairwise(Monoid);  // the monoid as a binary op: add, multiply, maximum, minimum
 inline bool combines(const Node& n, Monoid m) { return n.op == &pairwise(m); }
+bool reduces(const Node&, Monoid);  // true for a reduction by this monoid
+bool tests_equality(const Node&);   // true for x == y and x != y
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& remaining, DType out);
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& remaining);
 extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;

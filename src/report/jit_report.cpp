@@ -28,7 +28,7 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     auto at = std::find_if(regions.begin(), regions.end(), same);
     if (at == regions.end()) at = regions.insert(regions.begin(), TiledRegion{c});
     for (auto& x : all_nodes(values_of(l, 0)))
-      if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) {
+      if (x->op->kind == Kind::contract && x->varies_with(l.index[0].get())) {
         ++at->contractions;
         at->distinct.insert(x.get());
       }

@@ -8,9 +8,6 @@
 
 namespace haliax {
 
-// Default memory budget of a region in bytes. The arrays that the region reads raise it if they are
-// larger.
-inline constexpr std::int64_t kUsualBudget = std::int64_t(32) << 20;
 // The attributes of the boundaries of a region. Equal attributes mean the same region, so that two
 // losses of one array share their common parts.
 struct ChunkKey {

@@ -217,7 +217,7 @@ NodePtr widened(const NodePtr& n) {
   if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
   auto d = DType::f32;
   if (n->op->kind == Kind::contract) return make(*n->op, n->in, n->axes, d, n->attr);
-  if (n->op->kind == Kind::reduce && n->op->code == Code::reduce_sum)
+  if (prim::reduces(*n, Monoid::sum))
     return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
   if (accumulates(*n, Monoid::sum)) {
     Nodes in = n->in;

@@ -103,7 +103,7 @@ bool has_many_keys(const Node& scores) {
 // Returns true if the scores exceed the budget. Without a budget, the limit is 32 MiB in f32, or
 // kManyKeysBudget if there are many keys.
 bool exceeds(const Node& scores, std::optional<std::int64_t> budget) {
-  if (f32_bytes(scores) > budget.value_or(kUsualBudget)) return true;
+  if (f32_bytes(scores) > budget.value_or(ChunkOptions::default_memory)) return true;
   return !budget && scores.bytes() > kManyKeysBudget && has_many_keys(scores);
 }
 
@@ -220,15 +220,12 @@ class ScoresOfLevel {
       auto stops = [](auto* reader) { return reader->op == &prim::kStop; };
       bool stopped = readers != readers_.end() &&
                      std::all_of(readers->second.begin(), readers->second.end(), stops);
-      if (n->op->code == Code::equal || n->op->code == Code::not_equal ||
-          (is_extreme(*n) && !stopped))
-        return n.get();
+      if (prim::tests_equality(*n) || (is_extreme(*n) && !stopped)) return n.get();
     }
     return nullptr;
   }
   static bool is_extreme(const Node& n) {
-    return n.op->kind == Kind::reduce &&
-           (n.op->code == Code::reduce_max || n.op->code == Code::reduce_min);
+    return prim::reduces(n, Monoid::max) || prim::reduces(n, Monoid::min);
   }
   // Returns true if n is a reduction of scores over the keys.
   static bool weighs(const Node& n, const Set& created, const Axes& keys) {
@@ -361,7 +358,7 @@ struct Walker {
     k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
     // Scores within the default budget are only tiled by an explicit budget of 0 or less: in
     // thirds.
-    const bool small = f32_bytes(scores) <= kUsualBudget;
+    const bool small = f32_bytes(scores) <= ChunkOptions::default_memory;
     if (budget && *budget <= 0 && small) k.chunks = {(queries.size + 2) / 3};
     if (budget && *budget < 0 && small)
       k.chunks.push_back(0);  // tiles the keys as well

@@ -144,7 +144,7 @@ class Backward {
     while (!todo.empty()) {
       auto n = todo.back();
       todo.pop_back();
-      if (n->op == &prim::kAdd && n->axes == g->axes)
+      if (prim::combines(*n, Monoid::sum) && n->axes == g->axes)
         todo.insert(todo.end(), n->in.begin(), n->in.end());
       else if (n->op == &prim::kPlace && n->in.size() == 1 && SliceAttr::of(*n).step == 1 &&
                n->axes == g->axes)

@@ -134,7 +134,7 @@ class ChunkSearch {
       }
     if (!call.chunks.empty() && !call.scores) return;
     alone_ = isolated(roots, level, regions_, call.scores);
-    budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, alone_.read);
+    budget_ = call.memory > 0 ? call.memory : std::max(ChunkOptions::default_memory, alone_.read);
     auto form = ChunkForm(call.form);
     if (rounds && call.scores && call.blocks > 1) keys_ = longest_keys(call.blocks);
     sort_axes(!keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
@@ -147,7 +147,8 @@ class ChunkSearch {
     // scores. Scores with an explicit budget are always tiled.
     const bool of_scores = call_.scores, given = of_scores && call_.memory > 0;
     if (of_scores && (given || whole.bytes > budget_))
-      budget_ = std::max(budget_, least().bytes + (given ? call_.memory : kUsualBudget));
+      budget_ =
+          std::max(budget_, least().bytes + (given ? call_.memory : ChunkOptions::default_memory));
     if (whole.bytes <= budget_ && !given) return explained(whole, {});
     std::optional<Trial> rows, tiles;
     if (call_.scores)
