@@ -24,6 +24,7 @@ class Planner {
  public:
   Planner(GlobalGraph&, const PartitionOptions&, const std::vector<PartitionInput>&,
           const std::vector<Sharding>& requested);
+  Planner(const Planner&) = delete;  // its parts refer to its state
   // find_alternatives: also returns the alternatives of the plan.
   PlannerResult run(const Choices&, bool find_alternatives);
 

@@ -32,10 +32,8 @@ int VersionPlanner::obtain(int n, Sharding need) {
       from = o.recompute ? compute_version(n, need.without_partial()) : o.version;
     }
   }
-  for (auto& step : reshard(mesh_, node(n).axes, node(n).dtype, version(from).at, need)) {
-    Version s{.kind = Reshard{step}, .node = n, .at = step.to, .in = {from}};
-    from = add_version(std::move(s));
-  }
+  for (auto& step : reshard(mesh_, node(n).axes, node(n).dtype, version(from).at, need))
+    from = add_version({.kind = Reshard{step}, .node = n, .at = step.to, .in = {from}});
   return from;
 }
 int VersionPlanner::obtain_generated(int n, const Sharding& need) {
@@ -80,10 +78,8 @@ int VersionPlanner::compute_version(int n, const Sharding& need) {
   Version s{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .at = need};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = operand(n, k);
-    if (is_order_only(node(n), k))
-      s.in.push_back(obtain(x, sharding_of(x)));
-    else
-      s.in.push_back(obtain(x, operand_sharding(n, k, need)));
+    s.in.push_back(
+        obtain(x, is_order_only(node(n), k) ? sharding_of(x) : operand_sharding(n, k, need)));
   }
   if (is_lazy(n)) add_points(n, local_size(rules::iteration_axes(node(n)), need, mesh_));
   if (node(n).op == &prim::kShardingConstraint) {
