@@ -1,0 +1,176 @@
+// Values that share memory with a value that they replace: the result of an elementwise step with
+// an operand, a result with a donated argument, and the next value of a carry with the carry.
+#include <algorithm>
+
+#include "compile/memory/shared_slots.h"
+#include "program/stripes.h"
+
+namespace haliax {
+namespace {
+
+using program::Code;
+using program::Home;
+using program::Instr;
+using program::Kind;
+using program::Step;
+
+class ValueSharing {
+ public:
+  explicit ValueSharing(SharedSlots& s) : s_(s) {}
+  void run() {
+    return_donated();
+    update_carries();
+    for (int at = 1; at <= s_.last(); ++at)
+      if (auto& s = s_.timeline.step(at); s.kind == Kind::fused) in_place(s.fused, at);
+    for (int at = 1; at <= s_.last(); ++at)
+      if (auto [s, loop] = s_.timeline.positions()[std::size_t(at)];
+          s->kind == Kind::copy && joins(*s, at, loop))
+        s_.drop(*s);
+  }
+
+ private:
+  static bool writes_once(const program::Fused& f, int slot) {
+    auto writes = [&](auto& i) { return is_store(i.code) && i.view.slot == slot; };
+    return std::count_if(f.code.begin(), f.code.end(), writes) == 1;
+  }
+  // Writes the result of an elementwise step over an operand that this step reads last.
+  void in_place(const program::Fused& f, int position) {
+    for (auto& store : f.code) {
+      if (store.code != Code::store) continue;
+      int o = store.view.slot;
+      auto& out = s_.p.slot(o);
+      if (out.home == Home::argument || !s_.has_own_memory(o) ||
+          s_.liveness_in(o).first != position)
+        continue;
+      if (!writes_once(f, o)) continue;
+      auto over = std::find_if(f.code.begin(), f.code.end(),
+                               [&](auto& load) { return ends_in(f, load, store, position); });
+      if (over != f.code.end()) s_.share(o, over->view.slot);
+    }
+  }
+  // Returns true if the result may overwrite the memory of this load.
+  bool ends_in(const program::Fused& f, const Instr& load, const Instr& store, int position) {
+    if (load.code != Code::load) return false;
+    int i = load.view.slot, r = s_.find_root(i), o = store.view.slot;
+    auto home = s_.p.slot(o).home;
+    bool may =
+        (home == Home::result && s_.is_donated(r)) || (home == Home::arena && s_.shareable(r));
+    if (i == o || !s_.may_share_memory(i, o) || !may || s_.liveness_in(r).last != position)
+      return false;
+    auto bytes = s_.p.slot(o).bytes;
+    if (s_.p.slot(i).bytes != bytes || s_.p.slot(r).bytes != bytes ||
+        !same_place(load.view, store.view))
+      return false;
+    if (load.inner != store.inner && f.outer < int(f.dims.size())) return false;
+    // Every read of this memory in the step is at the same place, and the only write is this store.
+    return std::all_of(f.code.begin(), f.code.end(), [&](auto& other) {
+      bool touches = accesses_memory(other.code) && s_.find_root(other.view.slot) == r;
+      return !s_.counts_by(other.view, r) &&
+             (!touches || (other.code == Code::load && same_place(other.view, store.view)));
+    });
+  }
+
+  // A donated argument that is returned unchanged: the result is placed in its memory, and no other
+  // value is written there.
+  void return_donated() {
+    for (auto& [s, loop] : s_.timeline.positions()) {
+      if (!s || s->kind != Kind::copy || loop >= 0 || !s_.covers(s->copy)) continue;
+      int x = s->copy.x.slot, o = s->copy.out.slot;
+      auto& all = s_.timeline.accesses(o);
+      bool is_written_once =
+          std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
+      // the first result that returns this argument
+      bool first = s_.is_donated(x) && s_.liveness_in(x).last != SharedSlots::kForever;
+      bool may = first && is_written_once && s_.p.slot(o).home == Home::result &&
+                 s_.has_own_memory(o) && s_.may_share_memory(x, o);
+      if (may) {
+        s_.share(o, x);
+        s_.drop(*s);
+      }
+    }
+  }
+  // Places both sides of a copy in one memory, if this is legal. Returns true if they are.
+  bool joins(const Step& step, int position, int loop) {
+    auto& copy = step.copy;
+    int x = copy.x.slot, o = copy.out.slot, rx = s_.find_root(x), ro = s_.find_root(o);
+    if (!s_.covers(copy) || !s_.may_share_memory(x, o)) return false;
+    if (rx == ro) return true;
+    auto home = s_.p.slot(o).home;
+    if (home == Home::argument) return false;
+    // x has its last read and o its first write at this copy, so they become one slot. In this way,
+    // the start of a carry becomes the carry, and a result is computed in its own memory.
+    if (s_.liveness_in(rx).last == position && s_.liveness_in(ro).first == position &&
+        s_.has_own_memory(o) && s_.shareable(rx)) {
+      home == Home::arena || s_.is_donated(rx) ? s_.share(o, x) : s_.share(rx, o);
+      return true;
+    }
+    if (!may_be_next(x, loop) || !ends_before(rx, o, step, loop).in_time) return false;
+    s_.share(rx, o);
+    return true;
+  }
+  // ---- the next value of a carry, computed in the memory of the carry ----
+  // This is legal only if the old value has no later reader.
+  bool may_be_next(int x, int loop) const {
+    if (loop < 0 || s_.p.slot(s_.find_root(x)).home != Home::arena) return false;
+    auto span = s_.timeline.spans()[std::size_t(loop)];
+    auto created = s_.liveness[std::size_t(s_.find_root(x))].first;
+    return created > span.begin && created < span.end;
+  }
+  struct Ends {
+    bool in_time, where_created;
+  };
+  // in_time: the last read of the old value is before x is computed, or in the step that computes
+  // x, at the place of the write. where_created: the latter step reads the old value.
+  Ends ends_before(int x, int carry, const Step& move, int loop) const {
+    auto span = s_.timeline.spans()[std::size_t(loop)];
+    auto created = s_.liveness[std::size_t(x)].first;
+    Ends ends{true, false};
+    for (int slot = 0; slot < int(s_.p.slots.size()); ++slot) {
+      if (s_.find_root(slot) != s_.find_root(carry)) continue;
+      for (auto& a : s_.timeline.accesses(slot)) {
+        if (a.at <= span.begin || a.at >= span.end || a.step == &move || a.at < created) continue;
+        ends.in_time &= a.at == created && s_.is_elementwise(*a.step, x, s_.find_root(carry));
+        ends.where_created |= a.at == created;
+      }
+    }
+    return ends;
+  }
+  // Returns true if x is computed over the old value, or over another such value with no later
+  // reader: h + a, and (h + a) + b. `chain`: the values on the way.
+  bool leads_to(int x, int carry, const Step& move, int loop, std::vector<int>& chain) {
+    if (!s_.has_own_memory(x) || !may_be_next(x, loop)) return false;
+    auto [in_time, where_created] = ends_before(x, carry, move, loop);
+    chain.push_back(x);
+    if (in_time && where_created) return true;
+    int created = s_.liveness_in(x).first;
+    auto& f = s_.timeline.step(created).fused;
+    auto store = std::find_if(f.code.begin(), f.code.end(),
+                              [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
+    if (in_time && store != f.code.end() && writes_once(f, x))
+      for (auto& load : f.code)
+        if (ends_in(f, load, *store, created) && leads_to(load.view.slot, carry, move, loop, chain))
+          return true;
+    chain.pop_back();
+    return false;
+  }
+  void update_carries() {
+    for (auto& [s, loop] : s_.timeline.positions()) {
+      if (!s || s->kind != Kind::copy || loop < 0 || !s_.covers(s->copy)) continue;
+      int x = s->copy.x.slot, o = s->copy.out.slot;
+      std::vector<int> chain;
+      if (s_.p.slot(o).home == Home::argument || !s_.may_share_memory(x, o) ||
+          !leads_to(x, o, *s, loop, chain))
+        continue;
+      for (int slot : chain) s_.share(slot, o);
+      s_.drop(*s);
+    }
+  }
+
+  SharedSlots& s_;
+};
+
+}  // namespace
+
+void share_values(SharedSlots& s) { ValueSharing(s).run(); }
+
+}  // namespace haliax

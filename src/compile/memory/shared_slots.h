@@ -1,0 +1,76 @@
+// Slots that share memory, while plan_memory decides which do.
+#pragma once
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "program/timeline.h"
+
+namespace haliax {
+
+class SharedSlots {
+ public:
+  static constexpr int kForever = 1 << 30;  // after all steps
+  // The positions between which a memory is in use.
+  struct Liveness {
+    int first = kForever, last = -1;
+  };
+  // keeps_dropped: saves the dropped steps, for the check.
+  SharedSlots(program::Program&, const std::vector<bool>& donated, bool keeps_dropped);
+
+  program::Program& p;
+  MutableTimeline timeline{p};
+  std::vector<Liveness> liveness = {};  // by root: of all slots that share its memory
+  std::map<program::Step*, program::Step> dropped = {};  // original steps
+
+  int last() const { return timeline.last(); }
+  void drop(program::Step&);  // the step computes nothing afterwards
+  int find_root(int s) const {
+    while (root_[std::size_t(s)] != s) s = root_[std::size_t(s)];
+    return s;
+  }
+  Liveness& liveness_in(int r) { return liveness[std::size_t(r)]; }
+  bool is_donated(int slot) const {
+    auto& s = p.slot(slot);
+    return s.home == program::Home::argument && donated_[std::size_t(s.index)];
+  }
+  // Gathered values only share memory with gathered values, since they are not retained.
+  bool may_share_memory(int a, int b) const {
+    return p.slot(find_root(a)).gathered == p.slot(find_root(b)).gathered;
+  }
+  bool shareable(int slot) const {
+    return p.slot(slot).home == program::Home::arena || is_donated(slot);
+  }
+  bool has_own_memory(int slot) const { return find_root(slot) == slot; }
+  void share(int slot, int with) {  // places `slot` in the memory of `with`
+    int r = root_[std::size_t(slot)] = find_root(with);
+    auto &a = liveness_in(r), &b = liveness_in(slot);
+    a.first = std::min(a.first, b.first);
+    a.last = std::max(a.last, b.last);
+  }
+  // Returns true if a term of the view reads this memory.
+  bool counts_by(const program::View& v, int memory) const {
+    return std::any_of(v.terms.begin(), v.terms.end(),
+                       [&](auto& t) { return t.slot >= 0 && find_root(t.slot) == memory; });
+  }
+  // Returns true if the copy copies full slots, in the same order.
+  bool covers(const program::Copy&) const;
+  // Returns true if the step reads `over` only at the places where it writes `created`.
+  bool is_elementwise(const program::Step&, int created, int over) const;
+
+ private:
+  Liveness liveness_of(int slot) const;
+  const std::vector<bool>& donated_;
+  const bool keeps_dropped_;
+  std::vector<int> root_ = {};  // by slot: a slot with the same memory; a root: itself
+};
+
+// Writes results over operands, returns donated arguments, and computes the next value of a carry
+// in the memory of the carry.
+void share_values(SharedSlots&);
+// Shares memory between arrays that a loop reads and writes stripe by stripe.
+void share_stripes(SharedSlots&);
+// Assigns offsets in the arena. optional = false: each slot has memory of its own throughout.
+void place_slots(SharedSlots&, bool optional);
+
+}  // namespace haliax
