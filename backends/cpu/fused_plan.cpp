@@ -310,9 +310,10 @@ class Planner : FusedAnalysis {
     for (auto& in : fused_.code) stores |= is_store(in.code) && in.inner;
     for (int i : masked_->zero)
       if (!info(i).inner || (stores && info(i).level >= last_pass)) return {};
-    p.row_masks = masked_->masks;
-    for (auto& mask : p.row_masks)
+    for (auto mask : masked_->masks) {
       for (auto& [iota, sign] : mask.positions) iota = info(iota).access;
+      p.row_masks.push_back(std::move(mask));
+    }
     for (int i = 0; i < count(); ++i)
       if (is_store(instr(i).code) && instr(i).inner) p.filled.push_back(info(i).access);
     return masked_->zero;
