@@ -13,7 +13,8 @@ class CustomStep final : public CompiledStep {
   explicit CustomStep(const program::Custom& what)
       : workers_(threads()), calls_(what, workers_), first_(what.arrays.size()) {
     for (auto& view : what.arrays) places_.emplace_back(view);
-    const std::int64_t each = product(Dims(what.dims.begin() + what.outer, what.dims.end()));
+    const std::int64_t each =
+        program::points(Dims(what.dims.begin() + what.outer, what.dims.end()));
     per_block_ = std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(1, each));
   }
   void run(Frame& frame) override {

@@ -21,12 +21,6 @@ using program::Program;
 using program::Slot;
 using program::Step;
 
-std::int64_t product(const Dims& dims) {
-  std::int64_t n = 1;
-  for (std::int64_t d : dims) n *= d;
-  return n;
-}
-
 Place::Place(const program::View& view)
     : slot_(view.slot), bytes_(haliax::bytes_of(view.dtype)), terms_(view.terms) {
   offset_ = view.offset * bytes_;

@@ -140,7 +140,7 @@ std::optional<MaskedRows> masked_rows(const Fused& fused, int dim) {
 }
 
 Unmasked::Unmasked(const Fused& fused) : fused_(fused) {
-  if (product(fused.dims) < least_points) return;
+  if (program::points(fused.dims) < least_points) return;
   bool moves = false;  // a position depends on a loop index
   std::vector<bool> holds;
   for (auto& in : fused.code) {

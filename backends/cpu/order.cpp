@@ -20,7 +20,7 @@ struct Lines {
     if (all.empty()) throw Error(std::string("[") + op + "] requires a dimension");
     length = all.back();
     dims.pop_back();
-    count = product(dims);
+    count = program::points(dims);
   }
   std::int64_t offset(const program::View& view, std::int64_t line) const {
     std::int64_t sum = 0;

@@ -76,8 +76,6 @@ struct Context {
   bool same(int slot_a, int slot_b) const;
 };
 
-std::int64_t product(const Dims&);
-
 std::unique_ptr<CompiledStep> make_fused(const program::Step&, const Context&);
 std::unique_ptr<CompiledStep> make_contract(const program::Step&, const Context&);
 std::unique_ptr<CompiledStep> make_gather(const program::Step&, const Context&);
