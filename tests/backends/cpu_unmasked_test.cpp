@@ -5,6 +5,7 @@
 
 #include "backends/cpu/masks.h"
 #include "haliax/haliax.h"
+#include "program/fused.h"
 #include "runtime/run.h"
 
 using namespace haliax;
@@ -49,15 +50,10 @@ bool holds(Unmasked& u, std::array<std::int64_t, 2> indices) {
   return u.holds(frame);
 }
 int selects(const Fused& f) {  // selects that stored values depend on
-  std::vector<bool> needed(f.code.size());
+  const auto needed = program::needed_instructions(f);
   int count = 0;
-  for (std::size_t i = f.code.size(); i-- > 0;) {
-    needed[i] = needed[i] || f.code[i].code == Code::store;
-    if (!needed[i]) continue;
-    count += f.code[i].code == Code::select;
-    for (int a : f.code[i].args)
-      if (a >= 0) needed[std::size_t(a)] = true;
-  }
+  for (std::size_t i = 0; i < f.code.size(); ++i)
+    count += needed[i] && f.code[i].code == Code::select;
   return count;
 }
 
@@ -115,6 +111,20 @@ TEST_CASE(
   CHECK(!holds(u, {1, 0}));  // positions from 100 on wrap around
   m.fused.dims = {4, 8};
   CHECK(!Unmasked(m.fused).exists());
+}
+TEST_CASE("cpu unmasked: i32 positions hold up to the end of their range, u32 positions never") {
+  for (auto dtype : {DType::i32, DType::u32}) {
+    Masked m;
+    auto k = m.position(1, 0, 1 << 30, dtype), q = m.position(0, 1, 0, dtype);
+    m.store(m.of(Code::select, DType::f32, m.of(Code::less_equal, DType::boolean, q, k), m.load(),
+                 m.add({.code = Code::constant, .number = -1})));
+    Unmasked u(m.fused);
+    REQUIRE(u.exists() == (dtype == DType::i32));
+    if (!u.exists()) continue;
+    CHECK(!holds(u, {0, 0}));
+    CHECK(holds(u, {1, 0}));
+    CHECK(!holds(u, {2, 0}));  // 2^31
+  }
 }
 
 // Iterations have 384 queries and keys.
