@@ -148,7 +148,7 @@ void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Att
   // traced. It is not a loop of this level.
   auto after = dependents(roots, entered);
   std::erase_if(level, [&](auto& n) { return n->op == &kLoop && !after.count(n.get()); });
-  for (auto& b : borders) Region(b, roots, level).sweeps();
+  for (auto& b : borders) Region(b, roots, level).assign_passes();
   if (!borders.empty()) check_budget(call, roots, level, attempt);
 }
 

@@ -62,7 +62,8 @@ Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) 
     auto key = plan.cuts[k].first.attr();
     Region region(key, roots, level, index);
     for (auto& n : level)
-      if (region.contains(n) && region.walks(n) && !is_region_boundary(*n) && !is_dynamic_slice(*n))
+      if (region.contains(n) && region.is_tiled(n) && !is_region_boundary(*n) &&
+          !is_dynamic_slice(*n))
         out[n.get()].push_back(key);
   }
   return out;
@@ -138,10 +139,11 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
   auto& [key, chunk] = plan.cuts[from];
   Region region(key.attr(), roots, level_of(roots, index), index);
   if (region.empty()) return cut_from(plan, roots, index, from + 1);
-  if (auto free = region.without_waits(); free != roots) return cut_from(plan, free, index, from);
+  if (auto free = region.without_barriers(); free != roots)
+    return cut_from(plan, free, index, from);
   auto how = plan.how;
-  how.chunk = chunk;
-  auto out = region.cut(how);
+  how.size = chunk;
+  auto out = region.tile(how);
   if (plan.go_round && plan.keys == from) out = rounded_behind(out, index, region.index());
   auto before = plan.keys == from ? made_before(plan, out, index) : Entered();
   return in_bodies(
@@ -170,12 +172,12 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
   auto cut = [&](const CutPlan& p, const Nodes& values) {
     return cut_from(p, values, index, from);
   };
-  if (region(by_queries).wide_sums() == 0) return cut(by_queries, roots);
-  if (auto rows = region(by_keys).between(); !rows.empty()) {
+  if (region(by_queries).wide_accumulator_bytes() == 0) return cut(by_queries, roots);
+  if (auto rows = region(by_keys).values_between_passes(); !rows.empty()) {
     // boundaries along keys, and along queries
     const auto &keys = by_keys.cuts[from].first, &own = by_queries.cuts[from].first;
     auto sweeps = [&](const Nodes& values) {
-      return Region(keys.attr(), values, level_of(values, index), index).sweeps();
+      return Region(keys.attr(), values, level_of(values, index), index).assign_passes();
     };
     const int least = sweeps(rows);
     // adds results that need no further pass, such as the matmul of weights and values
@@ -199,13 +201,14 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
     roots = std::move(rest);
   }
   auto queries = region(by_queries);
-  const auto for_keys = queries.wide_sums(), for_queries = region(by_keys).wide_sums();
+  const auto for_keys = queries.wide_accumulator_bytes(),
+             for_queries = region(by_keys).wide_accumulator_bytes();
   if (std::min(for_keys, for_queries) <= kMostSums)
     return cut(for_queries < for_keys ? by_keys : by_queries, roots);
   auto out = cut(by_queries, roots);
   const auto rest = cut(by_keys, roots);
   for (std::size_t k = 0; k < roots.size(); ++k)
-    if (!queries.contains(roots[k]) || !queries.walks(roots[k])) out[k] = rest[k];
+    if (!queries.contains(roots[k]) || !queries.is_tiled(roots[k])) out[k] = rest[k];
   return out;
 }
 }  // namespace

@@ -17,7 +17,7 @@ struct CutPlan {
   ChunkKey call;
   std::vector<std::pair<ChunkKey, std::int64_t>> cuts;  // outermost first; positions per iteration
   std::vector<ChunkKey> tiles;                          // tiled axes that the call did not request
-  RegionCut how;
+  TileOptions how;
   // position in `cuts` of the keys of scores, if the loop over keys encloses the loop over queries
   std::optional<std::size_t> keys = {};
   bool go_round = false;  // blocks of keys rotate around the ring of devices

@@ -110,8 +110,8 @@ IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions&
     if (is_generated(x)) return;
     auto between = others.from.find(x.get());
     const bool given = between != others.from.end();
-    if (!given &&
-        std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
+    if (!given && std::any_of(regions.of.begin(), regions.of.end(),
+                              [&](auto& r) { return r.is_expanded(x); })) {
       for (auto& i : x->in) read(i);
       return;
     }

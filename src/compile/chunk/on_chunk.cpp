@@ -11,33 +11,33 @@ namespace haliax {
 
 // Returns the axes of a value on a chunk. An axis with this name but another size is unchanged, as
 // in the result of top_k.
-Axes Region::axes_on_chunk(Axes axes, Name a, std::size_t b) const {
+Axes Region::axes_on_tile(Axes axes, Name a, std::size_t b) const {
   for (auto& x : axes)
     if (x.name == a && x.size == axis_.size) x.size = prim::index_chunk(*index_[b]);
   return axes;
 }
 // Returns the part of x that an iteration of body b reads: the value computed on the chunk, a slice
 // of an array outside of the region, or x itself if it lacks the axis.
-NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
-  if (auto& known = known_of(*x).parts; !known.empty()) return known[b];
-  if (enters(*x)) return part(x->in[0], axis_.name, b);
+NodePtr Region::tile_of(const NodePtr& x, Name a, std::size_t b) {
+  if (auto& tiles = facts_of(*x).tiles; !tiles.empty()) return tiles[b];
+  if (enters(*x)) return tile_of(x->in[0], axis_.name, b);
   if (!has_axis(*x, a)) return x;
-  auto& created = outer_[{x.get(), a.data()}];
-  if (created.empty()) {
+  auto& tiles = outside_tiles_[{x.get(), a.data()}];
+  if (tiles.empty()) {
     for (std::size_t k = 0; k < index_.size(); ++k) {
-      if (grows(x, a) || owner_.count(x.get()))
-        created.push_back(made_on_chunk(x, a, k));
+      if (is_expanded(x, a) || owner_.count(x.get()))
+        tiles.push_back(node_on_tile(x, a, k));
       else
-        created.push_back(prim::block_of(x, {block(a, k)}));
+        tiles.push_back(prim::block_of(x, {block(a, k)}));
     }
   }
-  return created[b];
+  return tiles[b];
 }
 
 // Returns true for a lookup whose ids are computed from positions alone, such as a bias by
 // distance.
-bool Region::is_looked_up(const Node& n, Name a) const {
-  if (n.op->kind != Kind::step || picks(n, a)) return false;
+bool Region::is_lookup_by_position(const Node& n, Name a) const {
+  if (n.op->kind != Kind::step || indexes_along(n, a)) return false;
   bool by_position = false;
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || !has(n.in[k]->axes, a)) continue;
@@ -46,7 +46,7 @@ bool Region::is_looked_up(const Node& n, Name a) const {
   }
   return by_position;
 }
-bool Region::grows(const NodePtr& x, Name a) const {
+bool Region::is_expanded(const NodePtr& x, Name a) const {
   std::unordered_set<const Node*> seen;
   std::vector<std::pair<NodePtr, Name>> todo{{x, a}};
   std::int64_t bytes = 0;
@@ -57,13 +57,13 @@ bool Region::grows(const NodePtr& x, Name a) const {
         !seen.insert(n.get()).second)
       continue;
     if (owner_.count(n.get())) continue;  // the loop of this carry is rebuilt on the chunk
-    bool places = picks(*n, name) && prim::is_number(n->in[0]);
+    bool scatters = indexes_along(*n, name) && prim::is_number(n->in[0]);
     // Sharding constraints count as well, since random draws may have one.
-    bool shows =
+    bool is_view =
         is_transparent_view(*n) || is_region_boundary(*n) || n->op == &prim::kShardingConstraint;
-    bool pointwise =
-        !n->value && (n->op->kind == Kind::map || shows || places || is_looked_up(*n, name));
-    if (!pointwise) {
+    bool elementwise = !n->value && (n->op->kind == Kind::map || is_view || scatters ||
+                                     is_lookup_by_position(*n, name));
+    if (!elementwise) {
       bytes += n->bytes();
       if (bytes >= x->bytes()) return false;
       continue;
@@ -75,53 +75,53 @@ bool Region::grows(const NodePtr& x, Name a) const {
 }
 
 // Returns n on the chunks of its operands. `a`: the name of the tiled axis, see name_in.
-NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
+NodePtr Region::node_on_tile(const NodePtr& n, Name a, std::size_t b) {
   OriginScope here(n->origin);
   // barrier of a branch of `cond`
-  bool in_turn = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;
-  if (in_turn) return prim::barrier(part(n->in[0], a, b), n->in[1]);
-  if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
-  if (n->op == &kLoop) return loop_on_chunk(n, b);
-  if (turns(*n)) return running_on_chunk(n, b);
-  if (n->op == &kResult) return loop_result(part(n->in[0], a, b), result_number(*n));
-  if (n->op == &prim::kCarry) return prim::carry(n->in[0], axes_on_chunk(n->axes, a, b), n->dtype);
+  bool per_iteration = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;
+  if (per_iteration) return prim::barrier(tile_of(n->in[0], a, b), n->in[1]);
+  if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return tile_of(n->in[0], a, b);
+  if (n->op == &kLoop) return loop_on_tile(n, b);
+  if (scan_of(*n)) return running_scan_on_tile(n, b);
+  if (n->op == &kResult) return loop_result(tile_of(n->in[0], a, b), result_number(*n));
+  if (n->op == &prim::kCarry) return prim::carry(n->in[0], axes_on_tile(n->axes, a, b), n->dtype);
   Name inner = is_transparent_view(*n) ? name_in_operand(*n, 0, a) : a;
   Nodes in;
-  bool from_table = picks(*n, a);
+  bool from_table = indexes_along(*n, a);
   // An array outside of the region may be read in full, except for the table of a gather along the
   // axis.
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto& x = n->in[k];
     bool table = from_table && k == 0;
-    bool whole = !x || (!table && !contains(x) && has_axis(*x, inner) &&
-                        along(*n, k, inner).way == Along::Way::full);
-    in.push_back(whole ? x : part(x, inner, b));
+    bool in_full = !x || (!table && !contains(x) && has_axis(*x, inner) &&
+                          along(*n, k, inner).way == Along::Way::full);
+    in.push_back(in_full ? x : tile_of(x, inner, b));
   }
-  auto axes = contains(n) && !walks(n) ? n->axes : axes_on_chunk(n->axes, a, b);
+  auto axes = contains(n) && !is_tiled(n) ? n->axes : axes_on_tile(n->axes, a, b);
   // A chunk processes the indices that are inside of it.
   if (from_table) return prim::on_block(*n, std::move(in), axes, {block(a, b)});
-  if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !walks(n))
+  if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !is_tiled(n))
     // The initial value is added once, as the start of the loop result (see folded). Each chunk
     // starts at the identity.
     in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);
   return prim::rebuilt(*n, std::move(in), axes);
 }
-NodePtr Region::loop_on_chunk(const NodePtr& n, std::size_t b) {
-  if (goes_along(*n)) return steps_on_chunk(n, b);
+NodePtr Region::loop_on_tile(const NodePtr& n, std::size_t b) {
+  if (is_along_axis(*n)) return loop_along_axis_on_tile(n, b);
   Loop l = loop_of(*n);
   auto a = name_in(*n);
   for (auto& r : l.results) {
-    for (auto& v : r.value) v = part(v, a, b);
-    if (r.start) r.start = part(r.start, a, b);
-    if (r.carry) r.carry = part(r.carry, a, b);
+    for (auto& v : r.value) v = tile_of(v, a, b);
+    if (r.start) r.start = tile_of(r.start, a, b);
+    if (r.carry) r.carry = tile_of(r.carry, a, b);
   }
   return make_loop(std::move(l));
 }
 
-LoopResult Region::folded(const NodePtr& n) {
-  LoopResult r{Fold::fold, *folds_by(*n), {}, {}, {}};
+LoopResult Region::reduction_result(const NodePtr& n) {
+  LoopResult r{Fold::fold, *reduction_monoid(*n), {}, {}, {}};
   for (std::size_t b = 0; b < index_.size(); ++b) {
-    auto v = made_on_chunk(n, name_in(*n), b);
+    auto v = node_on_tile(n, name_in(*n), b);
     r.value.push_back(r.monoid == Monoid::sum ? widened(v) : v);
   }
   if (r.monoid == Monoid::prod) {
@@ -130,31 +130,31 @@ LoopResult Region::folded(const NodePtr& n) {
     r.carry = prim::carry(index_[0], n->axes, n->dtype);
     for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
   }
-  if (n->op == &kResult && goes_along(*n)) r.start = result_of(*n).start;
+  if (n->op == &kResult && is_along_axis(*n)) r.start = result_of(*n).start;
   bool from_zeros = r.monoid == Monoid::sum && prim::is_number(n->in[0], 0);
   if (n->op->accumulates && !from_zeros) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
 // Swaps two axis names: `a`, the name of the tiled axis in x, and the name that the loop has for
 // it.
-NodePtr Region::swapped(const NodePtr& x, Name a) const {
+NodePtr Region::with_swapped_names(const NodePtr& x, Name a) const {
   return prim::rename(x, {a, axis_.name}, {axis_.name, a});
 }
 
 // Returns the final value of a reduction, computed from the result of its loop and the final values
 // so far.
-NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals) {
+NodePtr Region::final_value(const NodePtr& n, const NodePtr& result, Finals& finals) {
   auto v = prim::cast(result, n->dtype);
-  if (auto s = streamed(n); !s.guarded && holds(known_of(*s.top).order.streams, n)) {
+  if (auto s = streamed(n); !s.guarded && holds(facts_of(*s.top).order.rescaled, n)) {
     auto& top = finals.of.at(s.top);
-    auto good = prim::map(prim::kIsFinite, {top}, DType::boolean);
-    if (s.hides)
-      good = prim::map(prim::kBitOr, {good, prim::equal(top, prim::extreme(top->dtype, false))},
-                       DType::boolean);
-    v = prim::map(prim::kSelect, {good, v, prim::number(std::nan(""), n->dtype)}, n->dtype,
+    auto valid = prim::map(prim::kIsFinite, {top}, DType::boolean);
+    if (s.drops_nan)
+      valid = prim::map(prim::kBitOr, {valid, prim::equal(top, prim::extreme(top->dtype, false))},
+                        DType::boolean);
+    v = prim::map(prim::kSelect, {valid, v, prim::number(std::nan(""), n->dtype)}, n->dtype,
                   &n->axes);
   }
-  if (!picks(*n, name_in(*n))) return v;
+  if (!indexes_along(*n, name_in(*n))) return v;
   auto in = n->in;
   for (std::size_t k = 1; k < in.size(); ++k) in[k] = finals({in[k]})[0];
   return prim::where_in_range(*n, in, v, prim::picked_outside(n->dtype));
@@ -163,8 +163,8 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals
 // Replaces the values that the bodies read from outside by final values. A node outside of the
 // bodies, such as a layer after the region, is computed once for all passes and the roots. A loop
 // outside may contain the same chunks in its own body, and still computes them there.
-void Region::finish(Loop& l, Finals& finals) const {
-  Rewrite known = finals.parts;
+void Region::read_final_values(Loop& l, Finals& finals) const {
+  Rewrite known = finals.tiles;
   auto read = [&](const NodePtr& x) {
     if (x && !known.count(x.get())) known[x.get()] = finals({x})[0];
   };
@@ -187,94 +187,96 @@ void Region::finish(Loop& l, Finals& finals) const {
   }
 }
 
-Nodes Region::without_waits() const {
+Nodes Region::without_barriers() const {
   Rewrite to;
   for (auto& n : level_)
-    if (!waits_ && n->op == &prim::kBarrier && !contains(n) && contains(n->in[1]))
+    if (!barriers_split_passes_ && n->op == &prim::kBarrier && !contains(n) && contains(n->in[1]))
       to[n.get()] = substitute({n->in[0]}, to, around_)[0];
   return to.empty() ? roots_ : substitute(roots_, to, around_);
 }
 
-Nodes Region::cut(const RegionCut& how) {
-  reverse_ = how.reverse;
-  int count = sweeps();
-  keep_for_later(how.keep);
+Nodes Region::tile(const TileOptions& options) {
+  reverse_ = options.reverse;
+  const int passes = assign_passes();
+  save_for_later_passes(options.save_small);
   // The axis may be a chunk of an enclosing call, and shorter than the chunk of this call.
-  const auto chunk = std::min(how.chunk, axis_.size);
-  index_ = {prim::index(axis_, 0, chunk, 0, LoopOrigin::region)};
-  if (auto left = axis_.size % chunk)
+  const auto size = std::min(options.size, axis_.size);
+  index_ = {prim::index(axis_, 0, size, 0, LoopOrigin::region)};
+  if (auto left = axis_.size % size)
     index_.push_back(prim::index(axis_, axis_.size - left, left, 0, LoopOrigin::region));
   for (auto& n : level_) {
-    if (!contains(n) || !on_chunk(n)) continue;
-    Nodes created;
+    if (!contains(n) || !on_tile(n)) continue;
+    Nodes tiles;
     for (std::size_t b = 0; b < index_.size(); ++b)
-      created.push_back(made_on_chunk(n, name_in(*n), b));
-    member(*n).parts = std::move(created);
+      tiles.push_back(node_on_tile(n, name_in(*n), b));
+    member(*n).tiles = std::move(tiles);
   }
   Finals finals{around_};
-  for (int s = 0; s < count; ++s) {
+  for (int pass = 0; pass < passes; ++pass) {
     Loop l;
     l.axis = axis_;
     l.index = index_;
     l.save = Save::nothing;
-    l.reverse = goes_back(s);
-    l.of_scores = how.of_scores;
-    l.form = how.form;
-    l.why = how.why;
-    l.any_order = steps_[s].empty() && std::none_of(folds_[s].begin(), folds_[s].end(),
-                                                    [&](auto& n) { return turns(*n); });
+    l.reverse = is_reversed(pass);
+    l.of_scores = options.of_scores;
+    l.form = options.form;
+    l.why = options.why;
+    l.any_order =
+        stateful_[pass].empty() && std::none_of(reductions_[pass].begin(), reductions_[pass].end(),
+                                                [&](auto& n) { return scan_of(*n); });
     Nodes of;
     std::unordered_set<const Node*> done;
     auto add = [&](LoopResult r, const NodePtr& n) {
       l.results.push_back(std::move(r));
       of.push_back(n);
     };
-    for (auto& n : steps_[s])
-      if (!turns(*n))
-        stream_steps(l, of, n);
+    for (auto& n : stateful_[pass])
+      if (!scan_of(*n))
+        add_loop_state(l, of, n);
       else
-        for (auto& r : known_of(*n).known) add(r, nullptr);
-    for (auto& n : folds_[s]) {
-      if (n->op == &kResult && goes_along(*n) && result_of(*n).carry) continue;
-      auto& order = known_of(*n).order;
-      if (!order.streams.empty()) {
-        stream(l, of, n);
-        for (auto& x : order.streams) done.insert(x.get());
-      } else if (turns(*n)) {
-        stream_turns(l, of, n);
-        for (auto& x : order.picked) done.insert(x.get());
+        for (auto& r : facts_of(*n).state) add(r, nullptr);
+    for (auto& n : reductions_[pass]) {
+      if (n->op == &kResult && is_along_axis(*n) && result_of(*n).carry) continue;
+      auto& order = facts_of(*n).order;
+      if (!order.rescaled.empty()) {
+        add_running_max(l, of, n);
+        for (auto& x : order.rescaled) done.insert(x.get());
+      } else if (scan_of(*n)) {
+        add_scan_results(l, of, n);
+        for (auto& x : order.gathers) done.insert(x.get());
       } else if (!done.count(n.get())) {
-        add(folded(n), n);
+        add(reduction_result(n), n);
       }
     }
-    for (auto& n : stacks_[s]) {
-      LoopResult r{Fold::stack, Monoid::sum, known_of(*n).parts, {}, {}};
-      auto a = known_of(*n).role.axis;
-      for (auto& v : r.value) v = swapped(v, a);
+    for (auto& n : stacked_[pass]) {
+      LoopResult r{Fold::stack, Monoid::sum, facts_of(*n).tiles, {}, {}};
+      auto a = facts_of(*n).role.axis;
+      for (auto& v : r.value) v = with_swapped_names(v, a);
       add(std::move(r), n);
     }
     if (l.results.empty()) continue;
-    finish(l, finals);
+    read_final_values(l, finals);
     auto loop = make_loop(std::move(l));
     for (std::size_t k = 0; k < of.size(); ++k) {
       auto& n = of[k];
       if (!n) continue;
       auto result = loop_result(loop, k);
-      if (!on_chunk(n)) {
+      if (!on_tile(n)) {
         auto v = result;
         for (auto& [x, m] : members_)
-          if (auto* t = turns(*x); t && t->positions && find(*result, t->positions))
+          if (auto* t = scan_of(*x); t && t->positions && find(*result, t->positions))
             v = prim::rename(result, {t->positions}, {t->axis});
-        finals.of[n.get()] = finished(n, prim::fit(v, n->axes), finals);
+        finals.of[n.get()] = final_value(n, prim::fit(v, n->axes), finals);
         continue;
       }
-      auto a = known_of(*n).role.axis;
-      finals.of[n.get()] = prim::fit(swapped(result, a), n->axes);
+      auto a = facts_of(*n).role.axis;
+      finals.of[n.get()] = prim::fit(with_swapped_names(result, a), n->axes);
       // A later pass reads the stacked value instead of rematerializing it.
       for (std::size_t b = 0; b < index_.size(); ++b) {
-        auto& p = known_of(*n).parts[b];
-        if (!is_slice_at(*p, index_[b].get()))
-          finals.parts[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
+        auto& tile = facts_of(*n).tiles[b];
+        if (!is_slice_at(*tile, index_[b].get()))
+          finals.tiles[tile.get()] =
+              with_swapped_names(prim::slice_at(result, index_[b], false), a);
       }
     }
   }

@@ -176,10 +176,10 @@ class ChunkSearch {
   }
 
  private:
-  RegionCut how(const char* form) const {
-    RegionCut c;
+  TileOptions how(const char* form) const {
+    TileOptions c;
     c.form = form;
-    c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;
+    c.save_small = ChunkKeep(call_.keep) != ChunkKeep::nothing;
     c.reverse = call_.reverse;
     c.of_scores = call_.scores;
     return c;
@@ -228,7 +228,7 @@ class ChunkSearch {
   // `tile_`.
   void sort_axes(bool tiles) {
     std::vector<int> sweeps;
-    for (auto& r : regions_.of) sweeps.push_back(r.sweeps());
+    for (auto& r : regions_.of) sweeps.push_back(r.assign_passes());
     auto least = *std::min_element(sweeps.begin(), sweeps.end());
     for (std::size_t i = 0; i < sweeps.size(); ++i)
       (sweeps[i] == least ? outer_ : inner_).push_back(regions_.keys[i]);
@@ -238,7 +238,7 @@ class ChunkSearch {
     if (!tile_) return;
     try {
       auto roots = haliax::tiled(alone_.roots, level, nullptr, alone, *tile_);
-      if (Region(tile_->attr(), roots, level_of(roots, nullptr)).sweeps() < least)
+      if (Region(tile_->attr(), roots, level_of(roots, nullptr)).assign_passes() < least)
         inner_ = std::exchange(outer_, {*tile_});
       else
         inner_.push_back(*tile_);
@@ -364,7 +364,7 @@ class ChunkSearch {
     k.blocks = 1;
     try {
       auto with = haliax::tiled(alone_.roots, level, nullptr, regions, k);
-      Region(k.attr(), with, level_of(with, nullptr)).sweeps();
+      Region(k.attr(), with, level_of(with, nullptr)).assign_passes();
     } catch (const Refusal&) {  // cannot be tiled along the axis
       return {};
     }
@@ -397,7 +397,7 @@ class ChunkSearch {
     Regions regions(call_, roots, level);
     auto* widest = widest_of(level, regions);
     int sweeps = 0;
-    for (auto& r : regions.of) sweeps = std::max(sweeps, r.sweeps());
+    for (auto& r : regions.of) sweeps = std::max(sweeps, r.assign_passes());
     std::vector<ChunkKey> out;
     const auto keys = keys_of(level, regions);
     for (auto& a : widest ? widest->axes : Axes()) {
@@ -409,11 +409,11 @@ class ChunkSearch {
       try {
         auto with = haliax::tiled(roots, level, nullptr, regions, k);
         Region region(k.attr(), with, level_of(with, nullptr));
-        if (region.sweeps() > sweeps) continue;
+        if (region.assign_passes() > sweeps) continue;
         auto large = [&](const NodePtr& n) {  // such as the gradient of a bias shared by examples
           return has(n->axes, call_.axis) && without(keys, n->axes).empty();
         };
-        auto folds = region.folds();
+        auto folds = region.reductions();
         if (std::none_of(folds.begin(), folds.end(), large)) out.push_back(k);
       } catch (const Refusal&) {}  // cannot be tiled along the axis
     }
