@@ -165,7 +165,7 @@ class Region {
   bool carries_state(const Node&) const;
   Nodes inputs_on_tile(const NodePtr&) const;  // the nodes from which it is computed on a chunk
 
-  // ---- on_chunk.cpp ----
+  // ---- tile_region.cpp ----
   Block block(Name a, std::size_t body) const {
     return {a, index_[body], prim::index_chunk(*index_[body])};
   }
@@ -189,7 +189,7 @@ class Region {
   NodePtr final_value(const NodePtr& reduction, const NodePtr& result, Finals&);
   void read_final_values(Loop&, Finals&) const;  // the values of a loop, which read final values
 
-  // ---- streaming.cpp: results that are carried between iterations ----
+  // ---- carried_results.cpp: results that are carried between iterations ----
   using Memo = std::unordered_map<const Node*, NodePtr>;
   NodePtr loop_along_axis_on_tile(const NodePtr& loop, std::size_t body);
   void add_loop_state(Loop&, Nodes& of, const NodePtr& loop);

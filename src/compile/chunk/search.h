@@ -7,7 +7,7 @@
 #pragma once
 #include <functional>
 
-#include "compile/chunk/cut.h"
+#include "compile/chunk/tile_plan.h"
 #include "program/program.h"
 
 namespace haliax {

@@ -1,5 +1,5 @@
 // Applies a plan of chunk sizes to the regions of one call.
-#include "compile/chunk/cut.h"
+#include "compile/chunk/tile_plan.h"
 
 #include "compile/chunk/defer_normalization.h"
 
