@@ -109,7 +109,7 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
         done.push_back(*call);
         try {
           auto plan = plan_cuts(*call, roots, level, attempt, rounds);
-          if (untiled_notes && plan.is_whole()) untiled_notes->push_back(plan.line());
+          if (untiled_notes && plan.is_untiled()) untiled_notes->push_back(plan.untiled_note());
           roots = apply(plan, roots, index);
         } catch (const Refusal& e) {
           // A loop may read a part of the region of a deeper call. The part stays untiled.

@@ -113,7 +113,7 @@ std::int64_t lane_bytes_of(const std::vector<program::Step>& steps) {
 }
 
 struct Trial {
-  CutPlan plan;
+  TilePlan plan;
   std::int64_t bytes = 0, parallel_slot_bytes = 0;  // total; of one slot, or 0
   double cost = 0;
   double contractions = 0;  // per position; not an integer if matmuls are saved
@@ -139,7 +139,7 @@ class ChunkSearch {
     if (rounds && call.scores && call.blocks > 1) keys_ = longest_keys(call.blocks);
     sort_axes(!keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
-  CutPlan best() {
+  TilePlan best() {
     if (!call_.chunks.empty()) return asked();
     auto form = ChunkForm(call_.form);
     auto whole = trial({call_, {}, {}, how("whole")});
@@ -190,7 +190,7 @@ class ChunkSearch {
                                                            : "sweep";
   }
 
-  Trial trial(CutPlan plan) const {
+  Trial trial(TilePlan plan) const {
     Trial t;
     auto tried = attempt_(waiting(apply(plan, alone_.roots, nullptr)), alone_.inputs, call_.depth);
     t.bytes = tried.program->arena_bytes + alone_.outside;
@@ -201,7 +201,7 @@ class ChunkSearch {
     t.plan = std::move(plan);
     return t;
   }
-  CutPlan asked() const {
+  TilePlan asked() const {
     if (call_.scores) {
       auto free = free_axes();
       if (auto keys = call_.chunks.size() > 1 && !keys_ ? longest_keys(1) : std::nullopt)
@@ -218,8 +218,8 @@ class ChunkSearch {
       cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
     }
     auto p = rows(std::move(cuts), {});
-    p.how.why =
-        (p.is_whole() ? "one chunk holds the full axis" : text_of(p.cuts)) + ", as requested";
+    p.options.why =
+        (p.is_untiled() ? "one chunk holds the full axis" : text_of(p.sizes)) + ", as requested";
     return p;
   }
   // Sorts the axes into outer and inner loops. Axes that need the fewest passes over the data are
@@ -237,7 +237,7 @@ class ChunkSearch {
     if (tiles) tile_ = tile_of(call_, level, alone);
     if (!tile_) return;
     try {
-      auto roots = haliax::tiled(alone_.roots, level, nullptr, alone, *tile_);
+      auto roots = with_axis_boundaries(alone_.roots, level, nullptr, alone, *tile_);
       if (Region(tile_->attr(), roots, level_of(roots, nullptr)).assign_passes() < least)
         inner_ = std::exchange(outer_, {*tile_});
       else
@@ -263,7 +263,7 @@ class ChunkSearch {
     for (auto& k : keys) n *= k.size;
     return n;
   }
-  CutPlan tiled(std::int64_t rows, std::int64_t columns) const {
+  TilePlan tiled(std::int64_t rows, std::int64_t columns) const {
     auto cuts = chunks_of(outer_, rows), more = chunks_of(inner_, columns);
     cuts.insert(cuts.end(), more.begin(), more.end());
     return {call_, cuts, tile_ ? std::vector{*tile_} : std::vector<ChunkKey>(),
@@ -322,9 +322,9 @@ class ChunkSearch {
   }
   // Returns a plan over rows with these chunk sizes. If the keys rotate around a ring (`keys_`),
   // adds a loop over blocks of keys around the loop over queries. It is the outermost loop if a
-  // block has at most kMostVisits bytes. Otherwise, it is inside of as many loops over `tiles` as
-  // that needs.
-  CutPlan rows(Cuts cuts, std::vector<ChunkKey> tiles) const {
+  // block has at most kMostVisits bytes. Otherwise, it is inside of as many loops over `added_axes`
+  // as that needs.
+  TilePlan rows(Cuts cuts, std::vector<ChunkKey> tiles) const {
     if (!keys_) return {call_, std::move(cuts), std::move(tiles), how(rows_form())};
     const auto chunk = keys_->size / call_.blocks;
     std::int64_t bytes = 0;  // size of one block of all inputs with keys
@@ -363,7 +363,7 @@ class ChunkSearch {
     k.size = longest->size;
     k.blocks = 1;
     try {
-      auto with = haliax::tiled(alone_.roots, level, nullptr, regions, k);
+      auto with = with_axis_boundaries(alone_.roots, level, nullptr, regions, k);
       Region(k.attr(), with, level_of(with, nullptr)).assign_passes();
     } catch (const Refusal&) {  // cannot be tiled along the axis
       return {};
@@ -407,7 +407,7 @@ class ChunkSearch {
       k.size = a.size;
       k.blocks = blocks_of(a.name, widest->origin.mapping.get());
       try {
-        auto with = haliax::tiled(roots, level, nullptr, regions, k);
+        auto with = with_axis_boundaries(roots, level, nullptr, regions, k);
         Region region(k.attr(), with, level_of(with, nullptr));
         if (region.assign_passes() > sweeps) continue;
         auto large = [&](const NodePtr& n) {  // such as the gradient of a bias shared by examples
@@ -421,7 +421,7 @@ class ChunkSearch {
   }
   // Returns a plan whose iterations process a few queries of one head of one example, so that the
   // scores of an iteration stay in the cache of a core, and iterations can run in parallel.
-  CutPlan one_by_one(const std::vector<ChunkKey>& free, std::int64_t queries) const {
+  TilePlan one_by_one(const std::vector<ChunkKey>& free, std::int64_t queries) const {
     Cuts cuts;
     for (auto& k : free) cuts.push_back({k, 1});
     auto mine = chunks_of(regions_.keys, queries);
@@ -430,15 +430,15 @@ class ChunkSearch {
   }
   // Returns the plan with keys tiled as well, so that no full row of scores is materialized. Not
   // used if keys rotate around a ring.
-  CutPlan within(CutPlan plan, const ChunkKey& keys, std::int64_t chunk) const {
-    plan.cuts.push_back({keys, chunk});
-    plan.tiles.push_back(keys);
-    plan.late = true;
+  TilePlan within(TilePlan plan, const ChunkKey& keys, std::int64_t chunk) const {
+    plan.sizes.push_back({keys, chunk});
+    plan.added_axes.push_back(keys);
+    plan.defers_normalization = true;
     return plan;
   }
   // Returns the trial if its iterations run in parallel slots and fit the budget, or if the call
   // requests chunk sizes. Nothing otherwise.
-  std::optional<Trial> fitting(CutPlan plan) const {
+  std::optional<Trial> fitting(TilePlan plan) const {
     try {
       if (auto t = trial(std::move(plan));
           !call_.chunks.empty() || (t.parallel_slot_bytes > 0 && t.bytes <= budget_))
@@ -482,7 +482,7 @@ class ChunkSearch {
     return best;
   }
 
-  CutPlan explained(const Trial& t, const std::optional<Trial>& other) const {
+  TilePlan explained(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
     // rounded to a tenth: some iterations may reuse matmuls that other iterations recompute
     auto contractions = [](const Trial& x) {
@@ -490,18 +490,18 @@ class ChunkSearch {
       auto part = tenths % 10 ? "." + std::to_string(tenths % 10) : "";
       return std::to_string(tenths / 10) + part + (tenths == 10 ? " contraction" : " contractions");
     };
-    auto& why = plan.how.why;
-    why = plan.is_whole() ? "the full region fits" : text_of(plan.cuts);
+    auto& why = plan.options.why;
+    why = plan.is_untiled() ? "the full region fits" : text_of(plan.sizes);
     why += ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
     if (t.parallel_slot_bytes > 0) why += ", parallel iterations";
     if (call_.scores && call_.size % call_.blocks)
       why += "; keys are gathered, because " + to_string(Axis(call_.axis, call_.size)) +
              " is not divisible by " + std::to_string(call_.blocks) + " devices";
-    if (other && text_of(other->plan.cuts) != text_of(plan.cuts)) {
+    if (other && text_of(other->plan.sizes) != text_of(plan.sizes)) {
       auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
-      why += "; " + text_of(other->plan.cuts) + " would require " + contractions(*other) +
+      why += "; " + text_of(other->plan.sizes) + " would require " + contractions(*other) +
              " and take about " + percent + "% longer";
-    } else if (!plan.cuts.empty() && ChunkForm(call_.form) != ChunkForm::automatic) {
+    } else if (!plan.sizes.empty() && ChunkForm(call_.form) != ChunkForm::automatic) {
       why += "; the form was requested";
     }
     return plan;
@@ -534,8 +534,8 @@ void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level,
   if (call.memory > 0 && call.chunks.empty())
     ChunkSearch(call, roots, level, attempt, false).least();
 }
-CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level,
-                  const ChunkTrial& attempt, bool rounds) {
+TilePlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level,
+                   const ChunkTrial& attempt, bool rounds) {
   return ChunkSearch(call, roots, level, attempt, rounds).best();
 }
 

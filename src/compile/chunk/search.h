@@ -23,8 +23,8 @@ struct TrialResult {
 using ChunkTrial = std::function<TrialResult(const Nodes& roots, const Nodes& inputs, int depth)>;
 
 // Returns the plan of a call. rounds: see cut_chunks.
-CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&,
-                  bool rounds);
+TilePlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&,
+                   bool rounds);
 // Raises if the call has a budget, and even the smallest chunks exceed it.
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&);
 

@@ -10,31 +10,34 @@
 
 namespace haliax {
 
+// Tiled axes, outermost loop first, with their positions per iteration.
+using TileSizes = std::vector<std::pair<ChunkKey, std::int64_t>>;
+
 // The chunk sizes of one call. For example, attention with scores (batch 8, heads 12, q 1024,
 // k 1024) may have the chunk sizes batch 1, heads 1, q 64. Then the loop over q is innermost, and
 // an iteration computes scores (q 64, k 1024).
-struct CutPlan {
+struct TilePlan {
   ChunkKey call;
-  std::vector<std::pair<ChunkKey, std::int64_t>> cuts;  // outermost first; positions per iteration
-  std::vector<ChunkKey> tiles;                          // tiled axes that the call did not request
-  TileOptions how;
-  // position in `cuts` of the keys of scores, if the loop over keys encloses the loop over queries
+  TileSizes sizes;
+  std::vector<ChunkKey> added_axes;  // tiled axes that the call did not request
+  TileOptions options;
+  // position in `sizes` of the keys of scores, if the loop over keys encloses the loop over queries
   std::optional<std::size_t> keys = {};
-  bool go_round = false;  // blocks of keys rotate around the ring of devices
-  // The loop over keys is inside of the loop over queries, and the last two entries of `cuts` are
+  bool rotates_keys = false;  // blocks of keys rotate around the ring of devices
+  // The loop over keys is inside of the loop over queries, and the last two entries of `sizes` are
   // queries and keys. Requires defer_normalization first.
-  bool late = false;
-  bool is_whole() const;     // no axis is tiled
-  std::string line() const;  // report line of a call that stays untiled
+  bool defers_normalization = false;
+  bool is_untiled() const;           // no axis is tiled
+  std::string untiled_note() const;  // report line of a call that stays untiled
 };
 
 // Returns the roots with boundaries along one more axis around the same regions.
-Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions&,
-            const ChunkKey& tile);
+Nodes with_axis_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
+                           const Regions&, const ChunkKey& axis);
 // Returns the roots without the boundaries of a call.
 Nodes without_boundaries(const Nodes& roots, const ChunkKey& call, const Node* index);
 // Returns the roots, which are of one level, with loops in place of the regions of the call, and
 // without its boundaries.
-Nodes apply(const CutPlan&, const Nodes& roots, const Node* index);
+Nodes apply(const TilePlan&, const Nodes& roots, const Node* index);
 
 }  // namespace haliax
