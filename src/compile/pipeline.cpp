@@ -42,8 +42,8 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        auto& o = c.options;
        c.shares_queries = shares_queries(c.roots);
-       c.roots = cut_chunks(c.roots, chunk_trial(o.device, o.debug), o.chunk_depth,
-                            o.partition.ring_attention, &c.untiled_notes);
+       c.roots = tile_regions(c.roots, chunk_trial(o.device, o.debug), o.chunk_depth,
+                              o.partition.ring_attention, &c.untiled_notes);
        c.roots = strip_wraps(c.roots, false);
      }},
     {"drop_dead", "drops unread results and carries of loops", Stage::graph, false,

@@ -289,7 +289,7 @@ TEST_CASE("verify: the search for chunks handles refusals and propagates other e
                                    {Q, D}, DType::f32)};
   auto bordered = with_score_boundaries(roots, std::int64_t(1), 0, {});
   auto run_trials = [&](auto raised) {
-    return cut_chunks(
+    return tile_regions(
         bordered, [=](const Nodes&, const Nodes&, int) -> TrialResult { throw raised; }, 0, false,
         nullptr);
   };

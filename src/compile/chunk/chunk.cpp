@@ -21,14 +21,14 @@ Nodes f32_matmuls(const Nodes& roots) {
   auto all = all_nodes(roots);
   auto users = users_of(all, roots);
   auto inside = inside_regions(all);
-  std::unordered_set<const Node*> given;  // values that leave a region
-  Names walked;
+  std::unordered_set<const Node*> leaving;  // values that leave a region
+  Names tiled_names;
   for (auto& n : all) {
-    if (n->op == &prim::kEnter) walked.push_back(tiled_axis(n->attr).name);
-    if (n->op == &prim::kLeave && users[n->in[0].get()] == 1) given.insert(n->in[0].get());
+    if (n->op == &prim::kEnter) tiled_names.push_back(tiled_axis(n->attr).name);
+    if (n->op == &prim::kLeave && users[n->in[0].get()] == 1) leaving.insert(n->in[0].get());
   }
-  auto folds = [&](const Node& n) {
-    return std::any_of(walked.begin(), walked.end(),
+  auto reduces = [&](const Node& n) {
+    return std::any_of(tiled_names.begin(), tiled_names.end(),
                        [&](Name a) { return has(n.in[0]->axes, a) && !has(n.axes, a); });
   };
   auto narrower = [](DType a, DType b) {
@@ -37,24 +37,24 @@ Nodes f32_matmuls(const Nodes& roots) {
   Rewrite to;
   for (auto& n : all) {
     if (n->op != &prim::kCast || !narrower(n->in[0]->dtype, n->dtype)) continue;
-    Nodes borders;
+    Nodes boundaries;
     auto x = n->in[0];
-    for (; users[x.get()] == 1 && is_region_boundary(*x); x = x->in[0]) borders.push_back(x);
+    for (; users[x.get()] == 1 && is_region_boundary(*x); x = x->in[0]) boundaries.push_back(x);
     if (x->op->kind != Kind::contract || users[x.get()] > 1 || !inside.count(x.get())) continue;
-    if (borders.empty() && !given.count(n.get()) && !folds(*x)) continue;
+    if (boundaries.empty() && !leaving.count(n.get()) && !reduces(*x)) continue;
     auto wide = make(*x->op, substitute(x->in, to), x->axes, n->dtype, x->attr);
-    for (auto b = borders.rbegin(); b != borders.rend(); ++b)
+    for (auto b = boundaries.rbegin(); b != boundaries.rend(); ++b)
       wide = make(*(*b)->op, {wide}, (*b)->axes, n->dtype, (*b)->attr);
     to[n.get()] = wide;
   }
   return to.empty() ? roots : substitute(roots, to);
 }
 
-Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool rounds,
-                 std::vector<std::string>* untiled_notes) {
-  struct Cutter {
-    const ChunkTrial& attempt;
-    bool rounds;
+Nodes tile_regions(const Nodes& roots, const ChunkTrial& compile_trial, int depth, bool ring,
+                   std::vector<std::string>* untiled_notes) {
+  struct RegionTiler {
+    const ChunkTrial& compile_trial;
+    bool ring;
     std::vector<std::string>* untiled_notes;
     // Returns the next call to tile in this level: an outermost one, and among these the first.
     // deeper: only calls that were traced inside of loops in this body. `done`: calls to skip. A
@@ -67,7 +67,7 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
         auto call = ChunkKey::of(n.attr);
         return std::tuple(call.depth, call.scores, call.inside, n.id);
       };
-      auto see = [&](const Node& n) {
+      auto consider = [&](const Node& n) {
         const auto call = ChunkKey::of(n.attr);
         if (deeper ? call.depth <= depth : call.depth != depth) return;
         if (std::any_of(done.begin(), done.end(), [&](auto& d) { return d.same_call(call); }))
@@ -76,9 +76,9 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
       };
       for (auto& n : level) {
         if (index && !n->varies_with(index)) continue;
-        if (n->op == &prim::kEnter) see(*n);
+        if (n->op == &prim::kEnter) consider(*n);
         for (auto& x : n->in)  // values that enter outside of this body
-          for (auto* e = x.get(); e && e->op == &prim::kEnter; e = e->in[0].get()) see(*e);
+          for (auto* e = x.get(); e && e->op == &prim::kEnter; e = e->in[0].get()) consider(*e);
       }
       return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
     }
@@ -108,7 +108,7 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
         }
         done.push_back(*call);
         try {
-          auto plan = plan_cuts(*call, roots, level, attempt, rounds);
+          auto plan = plan_tiles(*call, roots, level, compile_trial, ring);
           if (untiled_notes && plan.is_untiled()) untiled_notes->push_back(plan.untiled_note());
           roots = apply(plan, roots, index);
         } catch (const Refusal& e) {
@@ -122,10 +122,11 @@ Nodes cut_chunks(const Nodes& roots, const ChunkTrial& attempt, int depth, bool 
       }
     }
   };
-  auto borders = level_of(roots, nullptr);
-  if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; }))
+  auto boundaries = level_of(roots, nullptr);
+  if (std::none_of(boundaries.begin(), boundaries.end(),
+                   [](auto& n) { return n->op == &prim::kEnter; }))
     return roots;
-  return Cutter{attempt, rounds, untiled_notes}(roots, nullptr, depth);
+  return RegionTiler{compile_trial, ring, untiled_notes}(roots, nullptr, depth);
 }
 
 bool shares_queries(const Nodes& roots) {
@@ -137,8 +138,8 @@ bool shares_queries(const Nodes& roots) {
   });
 }
 
-void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders,
-                  const ChunkTrial& attempt) {
+void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& boundaries,
+                  const ChunkTrial& compile_trial) {
   auto roots = strip_wraps(outs, true);
   auto level = level_of(roots, nullptr);
   std::unordered_set<const Node*> entered;
@@ -148,8 +149,8 @@ void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Att
   // traced. It is not a loop of this level.
   auto after = dependents(roots, entered);
   std::erase_if(level, [&](auto& n) { return n->op == &kLoop && !after.count(n.get()); });
-  for (auto& b : borders) Region(b, roots, level).assign_passes();
-  if (!borders.empty()) check_budget(call, roots, level, attempt);
+  for (auto& b : boundaries) Region(b, roots, level).assign_passes();
+  if (!boundaries.empty()) check_budget(call, roots, level, compile_trial);
 }
 
 }  // namespace haliax

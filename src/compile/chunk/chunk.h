@@ -23,16 +23,16 @@ namespace haliax {
 Nodes f32_matmuls(const Nodes& roots);
 // Replaces the regions of calls that are inside of at least `depth` loops by loops over chunks.
 //
-// - rounds: iterates over the keys of scores in as many blocks as devices share the queries, for
+// - ring: iterates over the keys of scores in as many blocks as devices share the queries, for
 //   ring attention.
-// - `uncut`: receives a report line for each call that stays untiled. May be null.
-Nodes cut_chunks(const Nodes& roots, const ChunkTrial&, int depth, bool rounds,
-                 std::vector<std::string>* uncut);
+// - `untiled_notes`: receives a report line for each call that stays untiled. May be null.
+Nodes tile_regions(const Nodes& roots, const ChunkTrial&, int depth, bool ring,
+                   std::vector<std::string>* untiled_notes);
 // Returns true if there is a region of scores whose queries are sharded over several devices.
 bool shares_queries(const Nodes& roots);
 // Raises, while the call is traced, if the regions between these boundaries cannot be tiled, or if
 // the smallest chunks exceed the budget of the call.
-void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders,
+void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& boundaries,
                   const ChunkTrial&);
 
 }  // namespace haliax

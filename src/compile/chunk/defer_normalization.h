@@ -15,7 +15,7 @@
 
 namespace haliax {
 
-// Rewrites all regions, for ring attention (see cut_chunks). Uses only weighted values that the
+// Rewrites all regions, for ring attention (see tile_regions). Uses only weighted values that the
 // graph contains.
 Nodes defer_normalization(const Nodes& roots);
 // Rewrites these regions, which are in one level. Creates weighted values that the graph lacks.

@@ -16,7 +16,8 @@ namespace {
 
 // Returns the longest axis, other than the tiled axes, of the largest value of the regions. Nothing
 // if the regions contain a loop.
-std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const Regions& regions) {
+std::optional<ChunkKey> axis_to_add(const ChunkKey& call, const Nodes& level,
+                                    const Regions& regions) {
   const Node* widest = nullptr;
   for (auto& n : level) {
     if (!regions.contain(n)) continue;
@@ -26,9 +27,9 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   const Axis* longest = nullptr;
   if (widest)
     for (auto& a : widest->axes) {
-      bool walked = std::any_of(regions.keys.begin(), regions.keys.end(),
-                                [&](auto& k) { return k.axis == a.name; });
-      if (!walked && (!longest || a.size > longest->size)) longest = &a;
+      bool is_requested = std::any_of(regions.keys.begin(), regions.keys.end(),
+                                      [&](auto& k) { return k.axis == a.name; });
+      if (!is_requested && (!longest || a.size > longest->size)) longest = &a;
     }
   if (!longest) return {};
   auto tile = call;
@@ -38,20 +39,20 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   return tile;
 }
 
-constexpr std::int64_t kWholeRows = 64;  // queries per iteration, if it has all keys
-// queries and keys of a tile, if kWholeRows rows of scores exceed the memory of a parallel slot
-constexpr std::int64_t kTileRows = 256, kTileColumns = 384;
+constexpr std::int64_t kFullRowQueries = 64;  // queries per iteration, if it has all keys
+// queries and keys of a tile, if kFullRowQueries rows of scores exceed the memory of a parallel
+// slot
+constexpr std::int64_t kTileQueries = 256, kTileKeys = 384;
 // largest block of keys and values that a device receives from another device, in bytes
-constexpr std::int64_t kMostVisits = 4 << 20;
+constexpr std::int64_t kMaxRingBlockBytes = 4 << 20;
 
 // ---- the search ----
-using Cuts = std::vector<std::pair<ChunkKey, std::int64_t>>;
 
 // Returns the largest chunk size up to `positions` that divides the block of a device, so that each
 // device can iterate over its own block of the axis. For example, given 10 positions of an axis of
 // 96 on 4 devices, returns 8. Returns `positions` if the axis has one block or unequal blocks, or
 // if one chunk holds the full axis.
-std::int64_t in_blocks(const ChunkKey& k, std::int64_t positions) {
+std::int64_t size_in_block(const ChunkKey& k, std::int64_t positions) {
   if (k.blocks == 1 || positions >= k.size || k.size % k.blocks) return positions;
   auto own = k.size / k.blocks;
   positions = std::min(positions, own);
@@ -60,15 +61,15 @@ std::int64_t in_blocks(const ChunkKey& k, std::int64_t positions) {
 }
 // Returns the same, or the next larger divisor of the block if the smaller one has less than a
 // quarter of the positions. For example, given 10 positions and blocks of 31, returns 31, not 1.
-std::int64_t near_blocks(const ChunkKey& k, std::int64_t positions) {
+std::int64_t size_near_block(const ChunkKey& k, std::int64_t positions) {
   const auto own = k.size / k.blocks;
-  if (auto fewer = in_blocks(k, positions); 4 * fewer >= std::min(positions, own)) return fewer;
+  if (auto fewer = size_in_block(k, positions); 4 * fewer >= std::min(positions, own)) return fewer;
   while (own % positions) ++positions;
   return positions;
 }
-std::string text_of(const Cuts& cuts) {
+std::string text_of(const TileSizes& sizes) {
   std::string s;
-  for (auto& [k, c] : cuts)
+  for (auto& [k, c] : sizes)
     if (c < k.size)
       s += (s.empty() ? "chunks of " : " by ") + std::to_string(c) + " along " +
            to_string(Axis(k.axis, k.size));
@@ -106,9 +107,10 @@ int contractions_of(const Nodes& roots, const Node* index) {
   return count;
 }
 
-std::int64_t lane_bytes_of(const std::vector<program::Step>& steps) {
+std::int64_t parallel_slot_bytes_of(const std::vector<program::Step>& steps) {
   std::int64_t most = 0;
-  for (auto& s : steps) most = std::max({most, s.loop.parallel_slot_bytes, lane_bytes_of(s.body)});
+  for (auto& s : steps)
+    most = std::max({most, s.loop.parallel_slot_bytes, parallel_slot_bytes_of(s.body)});
   return most;
 }
 
@@ -120,11 +122,12 @@ struct Trial {
   program::Machine machine = {};
 };
 
-class ChunkSearch {
+class TileSearch {
  public:
-  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level,
-              const ChunkTrial& attempt, bool rounds)
-      : call_(call), attempt_(attempt), regions_(call, roots, level), origin_(level[0]->origin) {
+  TileSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level,
+             const ChunkTrial& compile_trial, bool ring)
+      : call_(call), compile_trial_(compile_trial), regions_(call, roots, level),
+        origin_(level[0]->origin) {
     for (auto& n : level)
       if (regions_.contain(n)) backward_ |= n->origin.backward;
     for (auto& n : level)
@@ -133,50 +136,52 @@ class ChunkSearch {
         break;
       }
     if (!call.chunks.empty() && !call.scores) return;
-    alone_ = isolated(roots, level, regions_, call.scores);
-    budget_ = call.memory > 0 ? call.memory : std::max(ChunkOptions::default_memory, alone_.read);
+    isolated_ = isolated(roots, level, regions_, call.scores);
+    budget_ = call.memory > 0 ? call.memory : std::max(ChunkOptions::default_memory, isolated_.read);
     auto form = ChunkForm(call.form);
-    if (rounds && call.scores && call.blocks > 1) keys_ = longest_keys(call.blocks);
-    sort_axes(!keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
+    if (ring && call.scores && call.blocks > 1) ring_keys_ = longest_key_axis(call.blocks);
+    sort_axes(!ring_keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
   TilePlan best() {
-    if (!call_.chunks.empty()) return asked();
+    if (!call_.chunks.empty()) return requested();
     auto form = ChunkForm(call_.form);
-    auto whole = trial({call_, {}, {}, how("whole")});
+    auto untiled = try_plan({call_, {}, {}, options("whole")});
     // Sums and saved values of rows, which every plan needs, do not count against the budget of
     // scores. Scores with an explicit budget are always tiled.
-    const bool of_scores = call_.scores, given = of_scores && call_.memory > 0;
-    if (of_scores && (given || whole.bytes > budget_))
-      budget_ =
-          std::max(budget_, least().bytes + (given ? call_.memory : ChunkOptions::default_memory));
-    if (whole.bytes <= budget_ && !given) return explained(whole, {});
+    const bool of_scores = call_.scores, has_budget = of_scores && call_.memory > 0;
+    if (of_scores && (has_budget || untiled.bytes > budget_))
+      budget_ = std::max(budget_, smallest().bytes + (has_budget ? call_.memory : ChunkOptions::default_memory));
+    if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
     std::optional<Trial> rows, tiles;
     if (call_.scores)
-      if (auto parallel_slots = by_parallel_slots(whole.machine))
-        return explained(*parallel_slots, {});
-    if (form != ChunkForm::tile) rows = by_rows();
-    if (!inner_.empty()) tiles = by_tiles();
-    if (!rows && !tiles) rows = least();
+      if (auto parallel_slots = search_parallel_slots(untiled.machine))
+        return with_reason(*parallel_slots, {});
+    if (form != ChunkForm::tile) rows = search_rows();
+    if (!inner_axes_.empty()) tiles = search_rows_and_columns();
+    if (!rows && !tiles) rows = smallest();
     // Each device stores a part of a row. A tile would move the part between devices.
-    bool shared = tile_ && tile_->blocks > 1;
-    bool take_rows = rows && (!tiles || shared || rows->cost <= tiles->cost);
-    return take_rows ? explained(*rows, tiles) : explained(*tiles, rows);
+    bool shared = added_axis_ && added_axis_->blocks > 1;
+    bool use_rows = rows && (!tiles || shared || rows->cost <= tiles->cost);
+    return use_rows ? with_reason(*rows, tiles) : with_reason(*tiles, rows);
   }
 
   // Returns the plan with the smallest chunks. Raises a Refusal if it exceeds the budget, unless
   // the call is one of scores.
-  Trial least() const {
-    auto t = trial(inner_.empty() ? rows(chunks_of(outer_, 1), {}) : tiled(1, 1));
+  Trial smallest() const {
+    auto t = try_plan(inner_axes_.empty() ? plan_rows(sizes_of(outer_axes_, 1), {})
+                                          : plan_rows_and_columns(1, 1));
     // A sum over rows that has a wider dtype than its result is materialized in full while the loop
     // iterates over single rows. Chunks of all rows and one column may need less memory.
-    if (!inner_.empty())
-      if (auto all = trial(tiled(positions(outer_), 1)); all.bytes < t.bytes) t = std::move(all);
+    if (!inner_axes_.empty())
+      if (auto all = try_plan(plan_rows_and_columns(positions(outer_axes_), 1));
+          all.bytes < t.bytes)
+        t = std::move(all);
     if (t.bytes > budget_ && !call_.scores) refuse(t);
     return t;
   }
 
  private:
-  TileOptions how(const char* form) const {
+  TileOptions options(const char* form) const {
     TileOptions c;
     c.form = form;
     c.save_small = ChunkKeep(call_.keep) != ChunkKeep::nothing;
@@ -190,95 +195,99 @@ class ChunkSearch {
                                                            : "sweep";
   }
 
-  Trial trial(TilePlan plan) const {
+  Trial try_plan(TilePlan plan) const {
     Trial t;
-    auto tried = attempt_(waiting(apply(plan, alone_.roots, nullptr)), alone_.inputs, call_.depth);
-    t.bytes = tried.program->arena_bytes + alone_.outside;
-    t.parallel_slot_bytes = lane_bytes_of(tried.program->steps);
+    auto tried = compile_trial_(waiting(apply(plan, isolated_.roots, nullptr)), isolated_.inputs,
+                                call_.depth);
+    t.bytes = tried.program->arena_bytes + isolated_.outside;
+    t.parallel_slot_bytes = parallel_slot_bytes_of(tried.program->steps);
     t.cost = cost_of(tried.program->steps, tried.machine);
     t.machine = tried.machine;
     t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.saved_work);
     t.plan = std::move(plan);
     return t;
   }
-  TilePlan asked() const {
+  TilePlan requested() const {
     if (call_.scores) {
-      auto free = free_axes();
-      if (auto keys = call_.chunks.size() > 1 && !keys_ ? longest_keys(1) : std::nullopt)
-        if (auto t =
-                fitting(within(one_by_one(free, call_.chunks[0]), *keys, (keys->size + 2) / 3)))
-          return explained(*t, {});
-      if (auto t = trial(one_by_one(free, call_.chunks[0])); t.parallel_slot_bytes > 0)
-        return explained(t, {});
+      auto independent = independent_axes();
+      if (auto keys = call_.chunks.size() > 1 && !ring_keys_ ? longest_key_axis(1) : std::nullopt)
+        if (auto t = try_in_parallel(with_tiled_keys(
+                plan_single_heads(independent, call_.chunks[0]), *keys, (keys->size + 2) / 3)))
+          return with_reason(*t, {});
+      if (auto t = try_plan(plan_single_heads(independent, call_.chunks[0]));
+          t.parallel_slot_bytes > 0)
+        return with_reason(t, {});
     }
-    Cuts cuts;
+    TileSizes sizes;
     for (auto& k : regions_.keys) {
       auto at = std::find(call_.tiled_axes.begin(), call_.tiled_axes.end(), k.axis) -
                 call_.tiled_axes.begin();
-      cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
+      sizes.push_back({k, size_in_block(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
     }
-    auto p = rows(std::move(cuts), {});
+    auto p = plan_rows(std::move(sizes), {});
     p.options.why =
         (p.is_untiled() ? "one chunk holds the full axis" : text_of(p.sizes)) + ", as requested";
     return p;
   }
   // Sorts the axes into outer and inner loops. Axes that need the fewest passes over the data are
   // outer axes. An axis that needs more passes is an inner axis: a vocabulary needs several, since
-  // its logsumexp must be known first. tiles: may add an axis that the call did not request,
-  // `tile_`.
-  void sort_axes(bool tiles) {
-    std::vector<int> sweeps;
-    for (auto& r : regions_.of) sweeps.push_back(r.assign_passes());
-    auto least = *std::min_element(sweeps.begin(), sweeps.end());
-    for (std::size_t i = 0; i < sweeps.size(); ++i)
-      (sweeps[i] == least ? outer_ : inner_).push_back(regions_.keys[i]);
-    auto level = level_of(alone_.roots, nullptr);
-    Regions alone(call_, alone_.roots, level);
-    if (tiles) tile_ = tile_of(call_, level, alone);
-    if (!tile_) return;
+  // its logsumexp must be known first. may_add_axis: may add an axis that the call did not request,
+  // `added_axis_`.
+  void sort_axes(bool may_add_axis) {
+    std::vector<int> passes;
+    for (auto& r : regions_.of) passes.push_back(r.assign_passes());
+    auto min_passes = *std::min_element(passes.begin(), passes.end());
+    for (std::size_t i = 0; i < passes.size(); ++i)
+      (passes[i] == min_passes ? outer_axes_ : inner_axes_).push_back(regions_.keys[i]);
+    auto level = level_of(isolated_.roots, nullptr);
+    Regions regions(call_, isolated_.roots, level);
+    if (may_add_axis) added_axis_ = axis_to_add(call_, level, regions);
+    if (!added_axis_) return;
     try {
-      auto roots = with_axis_boundaries(alone_.roots, level, nullptr, alone, *tile_);
-      if (Region(tile_->attr(), roots, level_of(roots, nullptr)).assign_passes() < least)
-        inner_ = std::exchange(outer_, {*tile_});
+      auto roots = with_axis_boundaries(isolated_.roots, level, nullptr, regions, *added_axis_);
+      if (Region(added_axis_->attr(), roots, level_of(roots, nullptr)).assign_passes() < min_passes)
+        inner_axes_ = std::exchange(outer_axes_, {*added_axis_});
       else
-        inner_.push_back(*tile_);
+        inner_axes_.push_back(*added_axis_);
     } catch (const Refusal&) {  // the regions cannot be tiled along this axis
-      tile_.reset();
+      added_axis_.reset();
     }
   }
   // Returns chunk sizes of these axes that have about `positions` positions together. The last axis
   // is filled first: given 128 positions of axes (8, 64), returns chunks of (2, 64).
-  static Cuts chunks_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
-    Cuts cuts;
+  static TileSizes sizes_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
+    TileSizes sizes;
     std::int64_t inner = 1;
     for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
-      cuts.insert(cuts.begin(),
-                  {*k, near_blocks(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
+      sizes.insert(
+          sizes.begin(),
+          {*k, size_near_block(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
       inner *= k->size;
     }
-    return cuts;
+    return sizes;
   }
   static std::int64_t positions(const std::vector<ChunkKey>& keys) {
     std::int64_t n = 1;
     for (auto& k : keys) n *= k.size;
     return n;
   }
-  TilePlan tiled(std::int64_t rows, std::int64_t columns) const {
-    auto cuts = chunks_of(outer_, rows), more = chunks_of(inner_, columns);
-    cuts.insert(cuts.end(), more.begin(), more.end());
-    return {call_, cuts, tile_ ? std::vector{*tile_} : std::vector<ChunkKey>(),
-            how(backward_ ? "recompute" : "forward")};
+  TilePlan plan_rows_and_columns(std::int64_t rows, std::int64_t columns) const {
+    auto sizes = sizes_of(outer_axes_, rows), more = sizes_of(inner_axes_, columns);
+    sizes.insert(sizes.end(), more.begin(), more.end());
+    return {call_, sizes, added_axis_ ? std::vector{*added_axis_} : std::vector<ChunkKey>(),
+            options(backward_ ? "recompute" : "forward")};
   }
 
   // Returns the plan with the most positions that fits the budget, or a faster one with fewer
   // positions. Since bytes grow about linearly with the positions, the next guess is interpolated
   // between a size that fits and a size that does not.
-  template <class Plan> std::optional<Trial> largest(std::int64_t size, const Plan& plan_of) const {
+  template <class Plan>
+  std::optional<Trial> largest_fit(std::int64_t size, const Plan& plan_of) const {
     std::optional<Trial> fits;
     std::int64_t low = 0, high = size + 1;  // largest size known to fit, smallest known not to
     double low_bytes = 0, high_bytes = 0;
     for (std::int64_t c = std::min<std::int64_t>(size, 64);;) {
-      auto t = trial(plan_of(c));
+      auto t = try_plan(plan_of(c));
       if (t.bytes <= budget_) {
         low = c;
         low_bytes = double(t.bytes);
@@ -292,52 +301,54 @@ class ChunkSearch {
       auto guess = high > size ? double(low) * double(budget_) / std::max(low_bytes, 1.0)
                                : double(low) + double(high - low) * (double(budget_) - low_bytes) /
                                                    (high_bytes - low_bytes);
-      auto next =
-          rounded(std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
+      auto next = round_size(
+          std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
       if (next <= low || (fits && double(next) < 1.06 * double(low))) break;
       c = next;
     }
     // fewer positions may be faster, since their data fits in a faster cache
     for (int halves = 0; halves < 3 && low > 1; ++halves) {
-      low = rounded(low / 2, size);
-      auto t = trial(plan_of(low));
+      low = round_size(low / 2, size);
+      auto t = try_plan(plan_of(low));
       if (t.bytes <= budget_ && t.cost < fits->cost) fits = std::move(t);
     }
     return fits;
   }
   // Returns a chunk size of at most c with chunks of equal or nearly equal sizes. Large sizes are
   // multiples of block sizes that suit the machine, if the chunks cannot be equal.
-  static std::int64_t rounded(std::int64_t c, std::int64_t size) {
+  static std::int64_t round_size(std::int64_t c, std::int64_t size) {
     if (c >= size) return size;
     std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
-    auto turns = (size + c - 1) / c;
-    for (auto t = turns; t <= turns + turns / 5; ++t)
+    auto iterations = (size + c - 1) / c;
+    for (auto t = iterations; t <= iterations + iterations / 5; ++t)
       if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last chunk
-    auto even = ((size + turns - 1) / turns + unit - 1) / unit * unit;
+    auto even = ((size + iterations - 1) / iterations + unit - 1) / unit * unit;
     return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
   }
-  std::optional<Trial> by_rows() const {
-    auto keys = tile_ ? regions_.keys : outer_;
-    return largest(positions(keys), [&](std::int64_t c) { return rows(chunks_of(keys, c), {}); });
+  std::optional<Trial> search_rows() const {
+    auto keys = added_axis_ ? regions_.keys : outer_axes_;
+    return largest_fit(positions(keys),
+                       [&](std::int64_t c) { return plan_rows(sizes_of(keys, c), {}); });
   }
-  // Returns a plan over rows with these chunk sizes. If the keys rotate around a ring (`keys_`),
-  // adds a loop over blocks of keys around the loop over queries. It is the outermost loop if a
-  // block has at most kMostVisits bytes. Otherwise, it is inside of as many loops over `added_axes`
-  // as that needs.
-  TilePlan rows(Cuts cuts, std::vector<ChunkKey> tiles) const {
-    if (!keys_) return {call_, std::move(cuts), std::move(tiles), how(rows_form())};
-    const auto chunk = keys_->size / call_.blocks;
+  // Returns a plan over rows with these chunk sizes. If the keys rotate around a ring
+  // (`ring_keys_`), adds a loop over blocks of keys around the loop over queries. It is the
+  // outermost loop if a block has at most kMaxRingBlockBytes bytes. Otherwise, it is inside of as
+  // many loops over `added_axes` as that needs.
+  TilePlan plan_rows(TileSizes sizes, std::vector<ChunkKey> added_axes) const {
+    if (!ring_keys_) return {call_, std::move(sizes), std::move(added_axes), options(rows_form())};
+    const auto block = ring_keys_->size / call_.blocks;
     std::int64_t bytes = 0;  // size of one block of all inputs with keys
-    for (auto& n : alone_.inputs)
-      if (find(*n, keys_->axis)) bytes += n->bytes() / keys_->size * chunk;
+    for (auto& n : isolated_.inputs)
+      if (find(*n, ring_keys_->axis)) bytes += n->bytes() / ring_keys_->size * block;
     std::size_t at = 0;
-    for (; at < tiles.size() && bytes > kMostVisits; ++at) bytes /= cuts[at].first.size;
-    cuts.insert(cuts.begin() + std::ptrdiff_t(at), {*keys_, chunk});
-    tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
-    return {call_, std::move(cuts), std::move(tiles), how(rows_form()), at, true};
+    for (; at < added_axes.size() && bytes > kMaxRingBlockBytes; ++at)
+      bytes /= sizes[at].first.size;
+    sizes.insert(sizes.begin() + std::ptrdiff_t(at), {*ring_keys_, block});
+    added_axes.insert(added_axes.begin() + std::ptrdiff_t(at), *ring_keys_);
+    return {call_, std::move(sizes), std::move(added_axes), options(rows_form()), at, true};
   }
   // Returns the axes of keys: those along which a query takes the maximum of its scores.
-  Axes keys_of(const Nodes& level, const Regions& regions) const {
+  Axes key_axes(const Nodes& level, const Regions& regions) const {
     Axes out;
     for (auto& n : level) {
       if (n->op->kind != Kind::reduce || !regions.contain(n) || !has(n->axes, call_.axis)) continue;
@@ -350,10 +361,10 @@ class ChunkSearch {
   }
   // Returns the longest axis of keys that is divisible by `blocks`. Nothing if there is none, or if
   // the regions cannot be tiled along it.
-  std::optional<ChunkKey> longest_keys(int blocks) const {
-    auto level = level_of(alone_.roots, nullptr);
-    Regions regions(call_, alone_.roots, level);
-    auto all = keys_of(level, regions);
+  std::optional<ChunkKey> longest_key_axis(int blocks) const {
+    auto level = level_of(isolated_.roots, nullptr);
+    Regions regions(call_, isolated_.roots, level);
+    auto all = key_axes(level, regions);
     std::erase_if(all, [&](auto& a) { return a.size % blocks != 0; });
     auto longest =
         std::max_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.size < b.size; });
@@ -363,7 +374,7 @@ class ChunkSearch {
     k.size = longest->size;
     k.blocks = 1;
     try {
-      auto with = with_axis_boundaries(alone_.roots, level, nullptr, regions, k);
+      auto with = with_axis_boundaries(isolated_.roots, level, nullptr, regions, k);
       Region(k.attr(), with, level_of(with, nullptr)).assign_passes();
     } catch (const Refusal&) {  // cannot be tiled along the axis
       return {};
@@ -378,28 +389,28 @@ class ChunkSearch {
     return widest;
   }
   const Node* widest_scores() const {
-    auto level = level_of(alone_.roots, nullptr);
-    return widest_of(level, Regions(call_, alone_.roots, level));
+    auto level = level_of(isolated_.roots, nullptr);
+    return widest_of(level, Regions(call_, isolated_.roots, level));
   }
   // Returns the bytes of the widest scores of an iteration with this number of queries and one
-  // position of each axis in `free`.
-  std::int64_t scores_bytes(const std::vector<ChunkKey>& free, std::int64_t queries) const {
+  // position of each axis in `independent`.
+  std::int64_t scores_bytes(const std::vector<ChunkKey>& independent, std::int64_t queries) const {
     auto* widest = widest_scores();
     if (!widest) return 0;
-    auto all = positions(free) * positions(regions_.keys) * (keys_ ? call_.blocks : 1);
+    auto all = positions(independent) * positions(regions_.keys) * (ring_keys_ ? call_.blocks : 1);
     return widest->bytes() / all * std::min(queries, positions(regions_.keys));
   }
   // Returns the axes along which positions are independent, such as heads and the examples of a
   // batch, except the tiled axes of the call.
-  std::vector<ChunkKey> free_axes() const {
-    auto roots = alone_.roots;
+  std::vector<ChunkKey> independent_axes() const {
+    auto roots = isolated_.roots;
     auto level = level_of(roots, nullptr);
     Regions regions(call_, roots, level);
     auto* widest = widest_of(level, regions);
-    int sweeps = 0;
-    for (auto& r : regions.of) sweeps = std::max(sweeps, r.assign_passes());
+    int passes = 0;
+    for (auto& r : regions.of) passes = std::max(passes, r.assign_passes());
     std::vector<ChunkKey> out;
-    const auto keys = keys_of(level, regions);
+    const auto keys = key_axes(level, regions);
     for (auto& a : widest ? widest->axes : Axes()) {
       if (a.size == 1 || has(call_.tiled_axes, a.name) || has(keys, a.name)) continue;
       auto k = call_;
@@ -409,7 +420,7 @@ class ChunkSearch {
       try {
         auto with = with_axis_boundaries(roots, level, nullptr, regions, k);
         Region region(k.attr(), with, level_of(with, nullptr));
-        if (region.assign_passes() > sweeps) continue;
+        if (region.assign_passes() > passes) continue;
         auto large = [&](const NodePtr& n) {  // such as the gradient of a bias shared by examples
           return has(n->axes, call_.axis) && without(keys, n->axes).empty();
         };
@@ -421,26 +432,26 @@ class ChunkSearch {
   }
   // Returns a plan whose iterations process a few queries of one head of one example, so that the
   // scores of an iteration stay in the cache of a core, and iterations can run in parallel.
-  TilePlan one_by_one(const std::vector<ChunkKey>& free, std::int64_t queries) const {
-    Cuts cuts;
-    for (auto& k : free) cuts.push_back({k, 1});
-    auto mine = chunks_of(regions_.keys, queries);
-    cuts.insert(cuts.end(), mine.begin(), mine.end());
-    return rows(std::move(cuts), free);
+  TilePlan plan_single_heads(const std::vector<ChunkKey>& independent, std::int64_t queries) const {
+    TileSizes sizes;
+    for (auto& k : independent) sizes.push_back({k, 1});
+    auto mine = sizes_of(regions_.keys, queries);
+    sizes.insert(sizes.end(), mine.begin(), mine.end());
+    return plan_rows(std::move(sizes), independent);
   }
   // Returns the plan with keys tiled as well, so that no full row of scores is materialized. Not
   // used if keys rotate around a ring.
-  TilePlan within(TilePlan plan, const ChunkKey& keys, std::int64_t chunk) const {
-    plan.sizes.push_back({keys, chunk});
+  TilePlan with_tiled_keys(TilePlan plan, const ChunkKey& keys, std::int64_t size) const {
+    plan.sizes.push_back({keys, size});
     plan.added_axes.push_back(keys);
     plan.defers_normalization = true;
     return plan;
   }
   // Returns the trial if its iterations run in parallel slots and fit the budget, or if the call
   // requests chunk sizes. Nothing otherwise.
-  std::optional<Trial> fitting(TilePlan plan) const {
+  std::optional<Trial> try_in_parallel(TilePlan plan) const {
     try {
-      if (auto t = trial(std::move(plan));
+      if (auto t = try_plan(std::move(plan));
           !call_.chunks.empty() || (t.parallel_slot_bytes > 0 && t.bytes <= budget_))
         return t;
     } catch (const Refusal&) {}  // the regions cannot be tiled this way
@@ -448,41 +459,46 @@ class ChunkSearch {
   }
   // Returns the number of queries of a tile. It is smaller if a query has several scores with a
   // key, such as those of heads that are mixed.
-  std::int64_t tile_rows(const std::vector<ChunkKey>& free, const ChunkKey& keys) const {
+  std::int64_t tile_rows(const std::vector<ChunkKey>& independent, const ChunkKey& keys) const {
     auto* widest = widest_scores();
     auto together =
-        widest ? widest->size() / (positions(free) * positions(regions_.keys) * keys.size) : 1;
-    return std::max<std::int64_t>(8, kTileRows / std::max<std::int64_t>(1, together));
+        widest ? widest->size() / (positions(independent) * positions(regions_.keys) * keys.size)
+               : 1;
+    return std::max<std::int64_t>(8, kTileQueries / std::max<std::int64_t>(1, together));
   }
-  std::optional<Trial> by_parallel_slots(const program::Machine& machine) const {
+  std::optional<Trial> search_parallel_slots(const program::Machine& machine) const {
     const auto max_parallel_slot_bytes = std::int64_t(machine.max_parallel_slot_bytes);
     if (max_parallel_slot_bytes == 0) return {};
-    auto free = free_axes();
-    if (scores_bytes(free, kWholeRows) <= max_parallel_slot_bytes)  // full rows fit in a slot
-      if (auto t = fitting(one_by_one(free, kWholeRows));
+    auto independent = independent_axes();
+    // full rows fit in a slot
+    if (scores_bytes(independent, kFullRowQueries) <= max_parallel_slot_bytes)
+      if (auto t = try_in_parallel(plan_single_heads(independent, kFullRowQueries));
           t && t->parallel_slot_bytes <= max_parallel_slot_bytes)
         return t;
-    if (auto keys = keys_ || machine.tiles_score_rows ? std::nullopt : longest_keys(1))
-      if (auto t = fitting(within(one_by_one(free, tile_rows(free, *keys)), *keys, kTileColumns)))
+    if (auto keys = ring_keys_ || machine.tiles_score_rows ? std::nullopt : longest_key_axis(1))
+      if (auto t = try_in_parallel(with_tiled_keys(
+              plan_single_heads(independent, tile_rows(independent, *keys)), *keys, kTileKeys)))
         return t;
     std::optional<Trial> best;  // fewer queries, until an iteration fits in a slot
     for (std::int64_t queries = 32;
          queries >= 8 && !(best && best->parallel_slot_bytes <= max_parallel_slot_bytes);
          queries /= 2)
-      if (auto t = fitting(one_by_one(free, queries))) best = std::move(t);
+      if (auto t = try_in_parallel(plan_single_heads(independent, queries))) best = std::move(t);
     return best;
   }
-  std::optional<Trial> by_tiles() const {
+  std::optional<Trial> search_rows_and_columns() const {
     std::optional<Trial> best;
-    for (std::int64_t rows = positions(outer_); rows >= 1; rows = rows > 4096 ? 4096 : rows / 2) {
-      auto t = largest(positions(inner_), [&](std::int64_t c) { return tiled(rows, c); });
+    for (std::int64_t rows = positions(outer_axes_); rows >= 1;
+         rows = rows > 4096 ? 4096 : rows / 2) {
+      auto t = largest_fit(positions(inner_axes_),
+                           [&](std::int64_t c) { return plan_rows_and_columns(rows, c); });
       if (t && (!best || t->cost < best->cost)) best = t;
       if (rows <= 256 && best) break;
     }
     return best;
   }
 
-  TilePlan explained(const Trial& t, const std::optional<Trial>& other) const {
+  TilePlan with_reason(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
     // rounded to a tenth: some iterations may reuse matmuls that other iterations recompute
     auto contractions = [](const Trial& x) {
@@ -506,23 +522,24 @@ class ChunkSearch {
     }
     return plan;
   }
-  [[noreturn]] void refuse(const Trial& least) const {
+  [[noreturn]] void refuse(const Trial& smallest) const {
     std::string axes;
     for (auto& k : regions_.keys)
       axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
     throw Refusal(failure_at(origin_, "chunked_reduce",
-                             "one position of " + axes + " needs " + std::to_string(least.bytes) +
-                                 " bytes, more than the " + std::to_string(budget_) + " allowed" +
+                             "one position of " + axes + " needs " +
+                                 std::to_string(smallest.bytes) + " bytes, more than the " +
+                                 std::to_string(budget_) + " allowed" +
                                  (backward_ ? "" : "; its gradient may need more")));
   }
 
   ChunkKey call_;
-  const ChunkTrial& attempt_;
+  const ChunkTrial& compile_trial_;
   Regions regions_;
   Origin origin_;
-  IsolatedSubgraph alone_;
-  std::optional<ChunkKey> tile_, keys_;  // keys_: rotate around a ring
-  std::vector<ChunkKey> outer_, inner_;
+  IsolatedSubgraph isolated_;
+  std::optional<ChunkKey> added_axis_, ring_keys_;  // ring_keys_: rotate around a ring
+  std::vector<ChunkKey> outer_axes_, inner_axes_;
   bool backward_ = false;
   std::int64_t budget_ = 0;
 };
@@ -530,13 +547,13 @@ class ChunkSearch {
 }  // namespace
 
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level,
-                  const ChunkTrial& attempt) {
+                  const ChunkTrial& compile_trial) {
   if (call.memory > 0 && call.chunks.empty())
-    ChunkSearch(call, roots, level, attempt, false).least();
+    TileSearch(call, roots, level, compile_trial, false).smallest();
 }
-TilePlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level,
-                   const ChunkTrial& attempt, bool rounds) {
-  return ChunkSearch(call, roots, level, attempt, rounds).best();
+TilePlan plan_tiles(const ChunkKey& call, const Nodes& roots, const Nodes& level,
+                    const ChunkTrial& compile_trial, bool ring) {
+  return TileSearch(call, roots, level, compile_trial, ring).best();
 }
 
 }  // namespace haliax

@@ -22,9 +22,9 @@ struct TrialResult {
 };
 using ChunkTrial = std::function<TrialResult(const Nodes& roots, const Nodes& inputs, int depth)>;
 
-// Returns the plan of a call. rounds: see cut_chunks.
-TilePlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&,
-                   bool rounds);
+// Returns the plan of a call. ring: see tile_regions.
+TilePlan plan_tiles(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&,
+                    bool ring);
 // Raises if the call has a budget, and even the smallest chunks exceed it.
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&);
 
