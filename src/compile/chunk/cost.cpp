@@ -10,12 +10,12 @@ using program::Machine;
 using program::Step;
 using program::View;
 
-double product(const program::Dims& dims) {
+double element_count(const program::Dims& dims) {
   double n = 1;
   for (auto d : dims) n *= double(d);
   return n;
 }
-double bytes_seen(const View& v, const program::Dims& dims) {
+double bytes_viewed(const View& v, const program::Dims& dims) {
   double n = bytes_of(v.dtype);
   for (std::size_t i = 0; i < dims.size(); ++i)
     if (v.strides[i] != 0) n *= double(dims[i]);
@@ -24,44 +24,45 @@ double bytes_seen(const View& v, const program::Dims& dims) {
 // Returns the cost of moving the elements of a view between memory and a core. Views that depend on
 // a loop index, and views larger than the cache, are charged as memory traffic. Other views that
 // fit in the caches of the cores cost nothing.
-double bringing(const View& v, const program::Dims& dims, const Machine& machine) {
-  double n = bytes_seen(v, dims);
-  bool walks = std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.loop >= 0; });
-  bool far = walks || n > machine.cache;
-  return n * (far                      ? machine.multiplications_per_byte
+double transfer_cost(const View& v, const program::Dims& dims, const Machine& machine) {
+  double n = bytes_viewed(v, dims);
+  bool varies = std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.loop >= 0; });
+  bool from_memory = varies || n > machine.cache;
+  return n * (from_memory              ? machine.multiplications_per_byte
               : n > machine.core_cache ? machine.multiplications_per_far_byte
                                        : 0);
 }
-double cost_of_product(const program::Contract& c, const Machine& machine) {
+double cost_of_matmul(const program::Contract& c, const Machine& machine) {
   program::Dims dims;
   for (auto* part : {&c.batch, &c.m, &c.n, &c.k})
     dims.insert(dims.end(), part->begin(), part->end());
-  double m = product(c.m), n = product(c.n), k = product(c.k);
-  double memory = bringing(c.a, dims, machine) + bringing(c.b, dims, machine) +
-                  bringing(c.out, dims, machine) * (c.accumulate ? 2 : 1);
+  double m = element_count(c.m), n = element_count(c.n), k = element_count(c.k);
+  double memory = transfer_cost(c.a, dims, machine) + transfer_cost(c.b, dims, machine) +
+                  transfer_cost(c.out, dims, machine) * (c.accumulate ? 2 : 1);
   // overhead of packing operands and updating results, which is higher if a side is short
-  double narrow = 1 + 12 / std::min({m, n, k});
-  double work = product(c.batch) * m * n * k * narrow, waits = 0;
+  double packing_overhead = 1 + 12 / std::min({m, n, k});
+  double work = element_count(c.batch) * m * n * k * packing_overhead, store_cost = 0;
   if (bytes_of(c.a.dtype) == 2) {  // matmuls are faster than memory stores results
     work *= machine.relative_cost_16bit;
-    if (auto out = bytes_seen(c.out, dims); !c.accumulate && out > machine.core_cache)
-      waits = machine.multiplications_per_byte * out;
+    if (auto out = bytes_viewed(c.out, dims); !c.accumulate && out > machine.core_cache)
+      store_cost = machine.multiplications_per_byte * out;
   }
   // memory traffic is mostly concurrent with computation
-  return std::max(work, memory) + std::min(work, memory) / 4 + waits;
+  return std::max(work, memory) + std::min(work, memory) / 4 + store_cost;
 }
 double cost_of_kernel(const program::Fused& f, const Machine& machine) {
-  double outer = 1, inner = 1, points = 0;
+  double outer = 1, inner = 1, work = 0;
   for (std::size_t d = 0; d < f.dims.size(); ++d)
     (int(d) < f.outer ? outer : inner) *= double(f.dims[d]);
   for (auto& i : f.code) {
     double each = is_expensive(i.code) ? 32 : 6;
-    points += each * (i.inner ? outer * inner : outer);
-    if (auto n = i.inner && accesses_memory(i.code) ? bytes_seen(i.view, f.dims) : 0;
-        n > machine.core_cache)
-      points += machine.multiplications_per_far_byte * n;
+    work += each * (i.inner ? outer * inner : outer);
+    bool accesses_memory =
+        i.inner && (i.code == program::Code::load || i.code >= program::Code::store);
+    if (auto n = accesses_memory ? bytes_viewed(i.view, f.dims) : 0; n > machine.core_cache)
+      work += machine.multiplications_per_far_byte * n;
   }
-  return points;
+  return work;
 }
 }  // namespace
 
@@ -71,7 +72,7 @@ double cost_of(const std::vector<Step>& steps, const Machine& machine) {
     if (s.kind != program::Kind::loop) sum += machine.step_cost;
     if (!s.loop.continues_previous) sum += double(body_runs(s)) * cost_of(s.body, machine);
     if (s.kind == program::Kind::contract)
-      sum += cost_of_product(s.contract, machine);
+      sum += cost_of_matmul(s.contract, machine);
     else if (s.kind == program::Kind::fused)
       sum += cost_of_kernel(s.fused, machine);
   }
