@@ -28,7 +28,7 @@ Set read_by(const Nodes& level, const Set& some) {
 
 // Returns the nodes of the subgraph. with_between: also nodes that are computed from the regions
 // and that the regions read.
-Set planned(const Nodes& level, const Regions& regions, bool with_between) {
+Set subgraph_nodes(const Nodes& level, const Regions& regions, bool with_between) {
   Set own, indices;
   for (auto& n : level)
     if (regions.contain(n)) own.insert(n.get());
@@ -51,12 +51,12 @@ Set planned(const Nodes& level, const Regions& regions, bool with_between) {
   return own;
 }
 
-struct NotPlanned {
+struct OutsideNodes {
   std::unordered_map<const Node*, Nodes> from;  // planned values that a node is computed from
   Set exits;  // planned values with a reader on which no planned value depends
 };
-NotPlanned not_planned(const Nodes& level, const Set& own) {
-  NotPlanned out;
+OutsideNodes outside_nodes(const Nodes& level, const Set& own) {
+  OutsideNodes out;
   Set bodies;  // indices of the level's loops
   for (auto& n : level)
     if (n->op == &kLoop)
@@ -69,12 +69,12 @@ NotPlanned not_planned(const Nodes& level, const Set& own) {
       if (!holds(list, x)) list.push_back(x);
     };
     // Nodes of a body have no effect on exits, since the loop has the same operands.
-    const bool behind = !before.count(n.get()) && !varies_with(*n, bodies);
+    const bool is_after = !before.count(n.get()) && !varies_with(*n, bodies);
     for (auto& x : n->in) {
       if (!x) continue;
       if (own.count(x.get())) {
         add(x);
-        if (behind) out.exits.insert(x.get());
+        if (is_after) out.exits.insert(x.get());
       } else if (auto its = out.from.find(x.get()); its != out.from.end()) {
         for (auto& y : Nodes(its->second)) add(y);
       }
@@ -85,7 +85,7 @@ NotPlanned not_planned(const Nodes& level, const Set& own) {
 
 }  // namespace
 
-Nodes waiting(const Nodes& roots) {
+Nodes with_barriers(const Nodes& roots) {
   Rewrite to;
   for (auto& n : all_nodes(roots)) {
     if (n->op != &kBetween) continue;
@@ -99,8 +99,8 @@ Nodes waiting(const Nodes& roots) {
 
 IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions& regions,
                           bool of_scores) {
-  const auto own = planned(level, regions, !of_scores);
-  const auto others = not_planned(level, own);
+  const auto own = subgraph_nodes(level, regions, !of_scores);
+  const auto others = outside_nodes(level, own);
   IsolatedSubgraph out;
   Rewrite to;
   std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
@@ -109,19 +109,19 @@ IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions&
       if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
     if (is_generated(x)) return;
     auto between = others.from.find(x.get());
-    const bool given = between != others.from.end();
-    if (!given && std::any_of(regions.of.begin(), regions.of.end(),
-                              [&](auto& r) { return r.is_expanded(x); })) {
+    const bool is_between = between != others.from.end();
+    if (!is_between && std::any_of(regions.of.begin(), regions.of.end(),
+                                   [&](auto& r) { return r.is_expanded(x); })) {
       for (auto& i : x->in) read(i);
       return;
     }
     auto value = out.inputs.emplace_back(prim::input(x->axes, x->dtype));
-    if (given) {
+    if (is_between) {
       auto in = substitute(between->second, to);
       in.insert(in.begin(), value);
       value = make(kBetween, std::move(in), x->axes, x->dtype);
     } else {
-      out.read += x->bytes();
+      out.input_bytes += x->bytes();
     }
     to[x.get()] = x->op == &prim::kEnter ? prim::enter(value, x->attr) : value;
   };
@@ -136,17 +136,17 @@ IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions&
   }
   Set last;
   for (auto& r : roots) last.insert(r.get());
-  Nodes ends;
+  Nodes root_nodes;
   for (auto& n : level) {
     if (!own.count(n.get()) || n->op == &kLoop ||
         !(others.exits.count(n.get()) || last.count(n.get())))
       continue;
-    ends.push_back(n);
+    root_nodes.push_back(n);
     auto of = [&](const NodePtr& x) { return is_float(x->dtype) && same_set(x->axes, n->axes); };
     if (last.count(n.get()) || std::any_of(out.inputs.begin(), out.inputs.end(), of)) continue;
-    out.outside += program::aligned(n->bytes());
+    out.root_bytes += program::aligned(n->bytes());
   }
-  out.roots = substitute(ends, to);
+  out.roots = substitute(root_nodes, to);
   return out;
 }
 

@@ -9,10 +9,10 @@ namespace haliax {
 // other nodes read.
 struct IsolatedSubgraph {
   Nodes roots, inputs;
-  std::int64_t read = 0;  // bytes of the inputs, without values between regions
+  std::int64_t input_bytes = 0;  // bytes of the inputs, without values between regions
   // Bytes of the roots that later nodes read. Results of the level do not count, nor do values that
   // may be gradients, which have the axes of an input.
-  std::int64_t outside = 0;
+  std::int64_t root_bytes = 0;
 };
 // Returns the subgraph of these regions. Nodes between a leave and an enter are computed between
 // regions of the call, such as the forward and the backward one. The subgraph of a chunked_reduce
@@ -23,6 +23,6 @@ IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions&
                           bool of_scores);
 // Returns the roots of a subgraph, tiled or not, in a form that can be lowered: an input that is
 // only available after other values becomes a barrier on these values.
-Nodes waiting(const Nodes& roots);
+Nodes with_barriers(const Nodes& roots);
 
 }  // namespace haliax

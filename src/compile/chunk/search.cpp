@@ -137,7 +137,7 @@ class TileSearch {
       }
     if (!call.chunks.empty() && !call.scores) return;
     isolated_ = isolated(roots, level, regions_, call.scores);
-    budget_ = call.memory > 0 ? call.memory : std::max(ChunkOptions::default_memory, isolated_.read);
+    budget_ = call.memory > 0 ? call.memory : std::max(ChunkOptions::default_memory, isolated_.input_bytes);
     auto form = ChunkForm(call.form);
     if (ring && call.scores && call.blocks > 1) ring_keys_ = longest_key_axis(call.blocks);
     sort_axes(!ring_keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
@@ -197,9 +197,9 @@ class TileSearch {
 
   Trial try_plan(TilePlan plan) const {
     Trial t;
-    auto tried = compile_trial_(waiting(apply(plan, isolated_.roots, nullptr)), isolated_.inputs,
-                                call_.depth);
-    t.bytes = tried.program->arena_bytes + isolated_.outside;
+    auto tried = compile_trial_(with_barriers(apply(plan, isolated_.roots, nullptr)),
+                                isolated_.inputs, call_.depth);
+    t.bytes = tried.program->arena_bytes + isolated_.root_bytes;
     t.parallel_slot_bytes = parallel_slot_bytes_of(tried.program->steps);
     t.cost = cost_of(tried.program->steps, tried.machine);
     t.machine = tried.machine;
