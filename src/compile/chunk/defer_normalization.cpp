@@ -16,23 +16,22 @@ struct Factor {
   const Node* of;
   auto operator<=>(const Factor&) const = default;
 };
-struct Product {
-  std::vector<Factor> factors;
+struct Factors {
+  std::vector<Factor> list;
 
-  explicit Product(const NodePtr& n) {
+  explicit Factors(const NodePtr& n) {
     add(n, false);
-    std::sort(factors.begin(), factors.end());
+    std::sort(list.begin(), list.end());
   }
-  bool has(const Node* factor) const {
-    return std::find(factors.begin(), factors.end(), Factor{Factor::Kind::times, factor}) !=
-           factors.end();
+  bool contains(const Node* factor) const {
+    return std::find(list.begin(), list.end(), Factor{Factor::Kind::times, factor}) != list.end();
   }
   // Returns true if the factors are those of `other` except `without`, which `other` has: true for
   // a / s, given a * b / s and b.
-  bool is(const Product& other, const Node* without) const {
-    auto rest = other.factors;
+  bool is(const Factors& other, const Node* without) const {
+    auto rest = other.list;
     rest.erase(std::find(rest.begin(), rest.end(), Factor{Factor::Kind::times, without}));
-    return factors == rest;
+    return list == rest;
   }
 
  private:
@@ -48,33 +47,33 @@ struct Product {
       add(n->in[0], below);
       add(n->in[1], !below);
     } else if (op == &prim::kSelect && prim::is_number(n->in[2], 0) && !below) {
-      factors.push_back({Factor::Kind::where, n->in[0].get()});
+      list.push_back({Factor::Kind::where, n->in[0].get()});
       add(n->in[1], below);
     } else if (floats)
       add(n->in[0], below);
     else
-      factors.push_back({kind, analysis::same_values(n).get()});
+      list.push_back({kind, analysis::same_values(n).get()});
   }
 };
 
-class LateRows {
+class DeferNormalization {
   using Set = std::unordered_set<const Node*>;
 
  public:
-  LateRows(Nodes all, const Node* index, bool makes)
-      : all_(std::move(all)), index_(index), makes_(makes) {
+  DeferNormalization(Nodes all, const Node* index, bool creates_values)
+      : all_(std::move(all)), index_(index), creates_values_(creates_values) {
     for (auto& n : all_)
-      if (n->op == &prim::kContract && n->in[0] != n->in[1]) products_.push_back(n);
+      if (n->op == &prim::kContract && n->in[0] != n->in[1]) matmuls_.push_back(n);
   }
   template <class Inside> Nodes run(const Nodes& roots, const Inside& inside) const {
     Rewrite created;
-    Set summed;  // matmuls of g and v whose weighted sum by_values replaces
+    Set summed;  // matmuls of g and v whose weighted sum from_weighted_values replaces
     OriginScope follow;
     for (auto& n : all_) {
       if (!inside(n)) continue;
       follow(n->origin);
-      auto y = n->op == &prim::kContract ? divided_late(*n)
-               : n->op == &prim::kSum    ? by_values(*n, summed)
+      auto y = n->op == &prim::kContract ? divide_after_sum(*n)
+               : n->op == &prim::kSum    ? from_weighted_values(*n, summed)
                                          : nullptr;
       if (y) created[n.get()] = y;
     }
@@ -85,7 +84,7 @@ class LateRows {
     Rewrite wide;
     for (auto& n : all_)
       if (n->op == &prim::kCast && n->dtype == DType::f32 && bytes_of(n->in[0]->dtype) < 4)
-        if (auto y = unrounded(n->in[0], summed, wide)) created[n.get()] = y;
+        if (auto y = in_f32(n->in[0], summed, wide)) created[n.get()] = y;
     Rewrite all;
     for (auto& n : all_)  // operands first, since later nodes are computed from them
       if (auto y = created.find(n.get()); y != created.end())
@@ -100,25 +99,26 @@ class LateRows {
   // chosen: a select may hide x, and with it the NaN of a row without visible keys. A division
   // after the sum must not expose the NaN. If e is 0 in such a row (guarded), s is 0 as well, and
   // the result is null. Otherwise e and s are NaN, and `by` is 1 instead of NaN.
-  static NodePtr undivided(const NodePtr& x, const Axes& keys, NodePtr& by, bool chosen = false) {
+  static NodePtr without_division(const NodePtr& x, const Axes& keys, NodePtr& by,
+                                  bool under_select = false) {
     bool masks = x->op == &prim::kSelect && prim::is_number(x->in[2], 0);
-    auto again = [&](std::size_t k) {
+    auto rebuilt_with = [&](std::size_t k) {
       auto in = x->in;
-      in[k] = undivided(in[k], keys, by, chosen || masks);
+      in[k] = without_division(in[k], keys, by, under_select || masks);
       return in[k] ? prim::rebuilt(*x, std::move(in), x->axes) : nullptr;
     };
-    auto sums = [&](const NodePtr& s, const NodePtr& e) {
+    auto is_row_sum = [&](const NodePtr& s, const NodePtr& e) {
       auto& of = analysis::same_values(s);
       auto shifted = analysis::shifted_exp(*e);
-      return of->op == &prim::kSum && of->in[0] == e && shifted && !(chosen && shifted->guarded) &&
-             common(s->axes, keys).empty();
+      return of->op == &prim::kSum && of->in[0] == e && shifted &&
+             !(under_select && shifted->guarded) && common(s->axes, keys).empty();
     };
     auto divisor = [&](const NodePtr& s) {
-      return chosen ? prim::select(prim::map(prim::kIsFinite, {s}, DType::boolean), s,
-                                   prim::number(1, s->dtype))
-                    : s;
+      return under_select ? prim::select(prim::map(prim::kIsFinite, {s}, DType::boolean), s,
+                                         prim::number(1, s->dtype))
+                          : s;
     };
-    if (x->op == &prim::kDiv && sums(x->in[1], x->in[0])) {
+    if (x->op == &prim::kDiv && is_row_sum(x->in[1], x->in[0])) {
       by = divisor(x->in[1]);
       return x->in[0];
     }
@@ -126,29 +126,29 @@ class LateRows {
     if (x->op == &prim::kMul)
       for (std::size_t side : {0u, 1u}) {
         auto &e = x->in[side], &f = x->in[1 - side];
-        if (f->op == &prim::kDiv && prim::is_number(f->in[0], 1) && sums(f->in[1], e)) {
+        if (f->op == &prim::kDiv && prim::is_number(f->in[0], 1) && is_row_sum(f->in[1], e)) {
           by = divisor(f->in[1]);
           return e;
         }
 
         if (prim::is_number(f))
-          if (auto y = again(side)) return y;
+          if (auto y = rebuilt_with(side)) return y;
       }
     bool scales = (x->op == &prim::kDiv && prim::is_number(x->in[1])) ||
                   (x->op == &prim::kCast && is_float(x->in[0]->dtype));
-    return masks ? again(1) : scales ? again(0) : nullptr;
+    return masks ? rebuilt_with(1) : scales ? rebuilt_with(0) : nullptr;
   }
   // Returns x in f32 if it is one of these matmuls, or has one of them as a factor. Null otherwise.
-  static NodePtr unrounded(const NodePtr& x, const Set& products, Rewrite& known) {
+  static NodePtr in_f32(const NodePtr& x, const Set& matmuls, Rewrite& known) {
     if (auto y = known.find(x.get()); y != known.end()) return y->second;
     auto& y = known[x.get()];
     OriginScope here(x->origin);
-    if (products.count(x.get())) return y = widened(x);
+    if (matmuls.count(x.get())) return y = widened(x);
     if (x->op != &prim::kSelect && x->op != &prim::kMul && x->op != &prim::kDiv) return y;
     Nodes in = x->in;
     bool some = false;
     for (auto& operand : in)
-      if (auto wide = unrounded(operand, products, known)) {
+      if (auto wide = in_f32(operand, matmuls, known)) {
         operand = wide;
         some = true;
       } else if (is_float(operand->dtype))
@@ -156,15 +156,15 @@ class LateRows {
     if (some) y = prim::map(*x->op, std::move(in), DType::f32, &x->axes);
     return y;
   }
-  static Axes folded(const Node& n) {
+  static Axes contracted_axes(const Node& n) {
     return without_axes(common(n.in[0]->axes, n.in[1]->axes), n.axes);
   }
   // Returns the contraction with the division of an operand moved after the sum. Null: no operand
   // has such a division.
-  static NodePtr divided_late(const Node& n) {
+  static NodePtr divide_after_sum(const Node& n) {
     for (std::size_t side : {0u, 1u}) {
       NodePtr by;
-      auto e = undivided(n.in[side], folded(n), by);
+      auto e = without_division(n.in[side], contracted_axes(n), by);
       if (!e || !without_axes(by->axes, n.axes).empty()) continue;
       auto sum = side == 0 ? prim::contract(e, n.in[1], n.axes, by->dtype)
                            : prim::contract(n.in[0], e, n.axes, by->dtype);
@@ -174,69 +174,72 @@ class LateRows {
   }
   // Returns x without one of its factors. Null: x lacks the factor.
   static NodePtr without(const NodePtr& x, const Node* factor) {
-    auto has = [&](const NodePtr& y) { return Product(y).has(factor); };
+    auto contains = [&](const NodePtr& y) { return Factors(y).contains(factor); };
     auto rest = [&](std::size_t k) {
       auto in = x->in;
-      const bool all = Product(in[k]).factors.size() == 1;
+      const bool all = Factors(in[k]).list.size() == 1;
       if (all && x->op == &prim::kMul) return prim::cast(prim::fit(in[1 - k], x->axes), x->dtype);
       in[k] = all ? prim::number(1, in[k]->dtype) : without(in[k], factor);
       return in[k] ? prim::map(*x->op, std::move(in), x->dtype, &x->axes) : nullptr;
     };
-    if (x->op == &prim::kMul) return has(x->in[0]) ? rest(0) : has(x->in[1]) ? rest(1) : nullptr;
-    if (x->op == &prim::kSelect) return has(x->in[1]) ? rest(1) : nullptr;
-    return (x->op == &prim::kDiv || x->op == &prim::kCast) && has(x->in[0]) ? rest(0) : nullptr;
+    if (x->op == &prim::kMul)
+      return contains(x->in[0]) ? rest(0) : contains(x->in[1]) ? rest(1) : nullptr;
+    if (x->op == &prim::kSelect) return contains(x->in[1]) ? rest(1) : nullptr;
+    return (x->op == &prim::kDiv || x->op == &prim::kCast) && contains(x->in[0]) ? rest(0)
+                                                                                 : nullptr;
   }
   // Returns true if a select hides a NaN of this factor of x. Weighted values would expose the NaN.
   // False for a factor of the backward pass: the weighted values of its forward pass are already
   // NaN.
-  static bool hides(const NodePtr& x, const Node* factor, bool chosen = false) {
-    if (analysis::same_values(x).get() == factor) return chosen && !factor->origin.backward;
-    const bool chooses = x->op == &prim::kSelect;
-    if (!chooses && x->op != &prim::kMul && x->op != &prim::kDiv && x->op != &prim::kCast)
+  static bool hides_nan(const NodePtr& x, const Node* factor, bool under_select = false) {
+    if (analysis::same_values(x).get() == factor) return under_select && !factor->origin.backward;
+    const bool is_select = x->op == &prim::kSelect;
+    if (!is_select && x->op != &prim::kMul && x->op != &prim::kDiv && x->op != &prim::kCast)
       return false;
     return std::any_of(x->in.begin(), x->in.end(),
-                       [&](auto& y) { return hides(y, factor, chosen || chooses); });
+                       [&](auto& y) { return hides_nan(y, factor, under_select || is_select); });
   }
   // Returns a sum over keys of weights times the matmul of g and v, computed from the weighted
   // values, and adds the matmul to `summed`. Null: the sum does not have this form.
-  NodePtr by_values(const Node& n, Set& summed) const {
+  NodePtr from_weighted_values(const Node& n, Set& summed) const {
     const auto keys = without_axes(n.in[0]->axes, n.axes);
-    Product terms(n.in[0]);
-    for (auto& f : terms.factors) {
-      if (f.kind != Factor::Kind::times || f.of->op != &prim::kContract || hides(n.in[0], f.of))
+    Factors terms(n.in[0]);
+    for (auto& f : terms.list) {
+      if (f.kind != Factor::Kind::times || f.of->op != &prim::kContract || hides_nan(n.in[0], f.of))
         continue;
       for (std::size_t side : {0u, 1u}) {
         auto &v = f.of->in[side], &g = f.of->in[1 - side];
         if (common(v->axes, keys).size() != keys.size() || !common(g->axes, keys).empty()) continue;
         // g must have a row per query; the cotangent of a sum over rows has none
         if (!without_axes(n.axes, g->axes).empty()) continue;
-        for (auto& o : products_)
+        for (auto& o : matmuls_)
           for (std::size_t k : {0u, 1u}) {
-            bool values = o->in[k] == v && same_set(folded(*o), keys) &&
-                          same_set(folded(*f.of), without_axes(g->axes, n.axes));
-            if (!values || !same_set(o->axes, g->axes) || !Product(o->in[1 - k]).is(terms, f.of))
+            bool values = o->in[k] == v && same_set(contracted_axes(*o), keys) &&
+                          same_set(contracted_axes(*f.of), without_axes(g->axes, n.axes));
+            if (!values || !same_set(o->axes, g->axes) || !Factors(o->in[1 - k]).is(terms, f.of))
               continue;
             summed.insert(f.of);
             return prim::contract(g, o, n.axes, n.dtype);
           }
-        bool values = makes_ && same_set(folded(*f.of), without_axes(g->axes, n.axes));
+        bool values =
+            creates_values_ && same_set(contracted_axes(*f.of), without_axes(g->axes, n.axes));
         if (auto w = values ? without(n.in[0], f.of) : nullptr) {
           summed.insert(f.of);
           const auto wide = n.dtype == DType::f64 ? n.dtype : DType::f32;
           auto o = prim::contract(prim::cast(w, v->dtype), v, g->axes, wide);
           // prim::contract simplifies a contraction with constant values
-          auto late = o->op == &prim::kContract ? divided_late(*o) : nullptr;
-          return prim::cast(prim::contract(prim::cast(g, wide), late ? late : o, n.axes, wide),
-                            n.dtype);
+          auto divided = o->op == &prim::kContract ? divide_after_sum(*o) : nullptr;
+          return prim::cast(
+              prim::contract(prim::cast(g, wide), divided ? divided : o, n.axes, wide), n.dtype);
         }
       }
     }
     return nullptr;
   }
 
-  Nodes all_, products_;
+  Nodes all_, matmuls_;
   const Node* index_;
-  bool makes_;  // creates weighted values that the graph lacks
+  bool creates_values_;  // computes weighted values that the graph lacks
 };
 
 }  // namespace
@@ -244,13 +247,13 @@ class LateRows {
 Nodes defer_normalization(const Nodes& roots) {
   auto all = all_nodes(roots);
   auto inside = inside_regions(all);
-  return LateRows(std::move(all), nullptr, false).run(roots, [&](const NodePtr& n) {
+  return DeferNormalization(std::move(all), nullptr, false).run(roots, [&](const NodePtr& n) {
     return inside.count(n.get()) > 0;
   });
 }
 Nodes defer_normalization(const Nodes& roots, const Nodes& level, const Node* index,
                           const Regions& regions) {
-  return LateRows(level, index, true).run(roots, [&](const NodePtr& n) {
+  return DeferNormalization(level, index, true).run(roots, [&](const NodePtr& n) {
     return regions.contain(n);
   });
 }
