@@ -40,23 +40,23 @@ Nodes terms_of(const NodePtr& value, bool all) {
 }
 
 // A part of an iteration while it is assembled.
-struct Making {
+struct PartDraft {
   std::vector<std::pair<std::size_t, NodePtr>> values;
-  std::unordered_set<const Node*> products;
+  std::unordered_set<const Node*> contractions;
   Nodes masks;               // all values are 0 if one of them is false everywhere
   std::int64_t largest = 1;  // number of elements of its largest value
-  void join(const Making& o) {
+  void join(const PartDraft& o) {
     values.insert(values.end(), o.values.begin(), o.values.end());
-    products.insert(o.products.begin(), o.products.end());
+    contractions.insert(o.contractions.begin(), o.contractions.end());
     masks = analysis::masks_of_sum(masks, o.masks);
     largest = std::max(largest, o.largest);
   }
-  bool shares_product(const Making& o) const {
-    return std::any_of(products.begin(), products.end(),
-                       [&](auto* x) { return o.products.count(x) > 0; });
+  bool shares_contraction(const PartDraft& o) const {
+    return std::any_of(contractions.begin(), contractions.end(),
+                       [&](auto* x) { return o.contractions.count(x) > 0; });
   }
   // Returns true if the first mask of one part is a mask of the other, or if both have no masks.
-  bool masked_alike(const Making& o) const {
+  bool has_same_masks(const PartDraft& o) const {
     if (masks.empty() || o.masks.empty()) return masks.empty() && o.masks.empty();
     return holds(masks, o.masks[0]) || holds(o.masks, masks[0]);
   }
@@ -64,16 +64,16 @@ struct Making {
 // Returns true if an iteration must compute a contraction to evaluate the mask. Such a mask yields
 // no flag: it would cost a second pass over the scores. The iteration continues instead, and its
 // matmuls skip their masked blocks (masked_matmuls.h).
-bool reads_product(const NodePtr& mask, const Node* index) {
-  auto created = level_of({mask}, index);
-  return std::any_of(created.begin(), created.end(),
+bool reads_contraction(const NodePtr& mask, const Node* index) {
+  auto computed = level_of({mask}, index);
+  return std::any_of(computed.begin(), computed.end(),
                      [](auto& n) { return n->op->kind == Kind::contract; });
 }
-// Joins parts that are `alike`, also transitively. The order of parts is preserved.
-template <class Alike> void join(std::vector<Making>& parts, const Alike& alike) {
+// Joins parts that are `related`, also transitively. The order of parts is preserved.
+template <class Related> void join(std::vector<PartDraft>& parts, const Related& related) {
   for (std::size_t i = 0; i < parts.size(); ++i)
     for (std::size_t j = i + 1; j < parts.size();) {
-      if (!alike(parts[i], parts[j])) {
+      if (!related(parts[i], parts[j])) {
         ++j;
         continue;
       }
@@ -90,31 +90,32 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
 // sliding windows or packed sequences, most masked keys precede the visible keys. If the order of
 // iterations is free, iterations with visible keys therefore run first. The other iterations follow
 // in a second loop (`deferred`), and most of them leave the carries unchanged and are skipped.
-void end_carried(IterationPart& whole, const Loop& l, std::size_t body) {
+void set_carry_flags(IterationPart& unsplit, const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
-  std::vector<IterationResult> created;
+  std::vector<IterationResult> iteration_results;
   for (auto& r : l.results) {
     if (r.fold == Fold::fold && r.monoid != Monoid::sum) return;
-    created.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
+    iteration_results.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
   }
-  auto flags = iteration_flags(created, index, Axis(l.axis.name, prim::index_chunk(*index)));
-  whole.flag = flags.changes;
+  auto flags =
+      iteration_flags(iteration_results, index, Axis(l.axis.name, prim::index_chunk(*index)));
+  unsplit.flag = flags.changes;
   if (!l.any_order || flags.changes == flags.may_be_true) return;
-  whole.flag = flags.may_be_true;
-  whole.deferred = analysis::both_flags(prim::logical_not(flags.may_be_true), flags.changes);
+  unsplit.flag = flags.may_be_true;
+  unsplit.deferred = analysis::both_flags(prim::logical_not(flags.may_be_true), flags.changes);
 }
 
 // Returns the parts of an iteration, each with its flag. There is only one part if the loop has
 // carries, or if an iteration must not be split.
-std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
-  IterationPart whole, split;
+std::vector<IterationPart> parts_of_iteration(const Loop& l, std::size_t body, bool may_skip) {
+  IterationPart unsplit, split;
   bool carries = false, known = true;
   Nodes values;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
     auto& value = r.value[body];
     bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
-    for (auto& v : sums ? terms_of(value, false) : Nodes{value}) whole.values.push_back({k, v});
+    for (auto& v : sums ? terms_of(value, false) : Nodes{value}) unsplit.values.push_back({k, v});
     for (auto& v : sums ? terms_of(value, true) : Nodes{value}) {
       split.values.push_back({k, v});
       values.push_back(v);
@@ -123,32 +124,32 @@ std::vector<IterationPart> turn_parts(const Loop& l, std::size_t body, bool may_
     carries |= r.fold == Fold::carry;
     known &= sums || r.fold == Fold::stack;
   }
-  if (!may_end || !(known || carries)) return {whole};
+  if (!may_skip || !(known || carries)) return {unsplit};
   auto* index = l.index[body].get();
   if (carries) {
-    end_carried(whole, l, body);
-    return {whole};
+    set_carry_flags(unsplit, l, body);
+    return {unsplit};
   }
   analysis::ZeroMasks masks(level_of(values, index));
-  std::vector<Making> parts;
+  std::vector<PartDraft> parts;
   for (auto& v : split.values) {
-    Making p{{v}, {}, masks.of(v.second)};
+    PartDraft p{{v}, {}, masks.of(v.second)};
     for (auto& n : level_of({v.second}, index)) {
-      if (n->op == &kCollective) return {whole};  // other devices wait for the collective
-      if (n->op->kind == Kind::contract) p.products.insert(n.get());
+      if (n->op == &kCollective) return {unsplit};  // other devices wait for the collective
+      if (n->op->kind == Kind::contract) p.contractions.insert(n.get());
       p.largest = std::max(p.largest, n->size());
     }
-    std::erase_if(p.masks, [&](auto& m) { return reads_product(m, index); });
+    std::erase_if(p.masks, [&](auto& m) { return reads_contraction(m, index); });
     parts.push_back(std::move(p));
   }
-  join(parts, [](auto& a, auto& b) { return a.shares_product(b); });
+  join(parts, [](auto& a, auto& b) { return a.shares_contraction(b); });
   // A flag is the maximum of a mask, which is too expensive unless the mask is much smaller than
   // the values of the part.
   for (auto& p : parts)
     if (!p.masks.empty() && 8 * analysis::smallest(p.masks)->size() > p.largest) p.masks.clear();
-  join(parts, [](auto& a, auto& b) { return a.masked_alike(b); });
+  join(parts, [](auto& a, auto& b) { return a.has_same_masks(b); });
   std::vector<IterationPart> out;
-  if (parts.size() == 1) parts[0].values = whole.values;
+  if (parts.size() == 1) parts[0].values = unsplit.values;
   for (auto& p : parts) {
     auto flag =
         p.masks.empty() ? nullptr : prim::reduce(Monoid::max, analysis::smallest(p.masks), {});
@@ -190,27 +191,28 @@ IterationFlags iteration_flags(const std::vector<IterationResult>& results, cons
 }
 
 IterationPart unsplit_iteration(const Loop& l, std::size_t body) {
-  IterationPart whole;
+  IterationPart unsplit;
   for (std::size_t k = 0; k < l.results.size(); ++k)
-    whole.values.push_back({k, l.results[k].value[body]});
-  return whole;
+    unsplit.values.push_back({k, l.results[k].value[body]});
+  return unsplit;
 }
-IterationParts split_iterations(const Nodes& roots, bool may_end) {
+IterationParts split_iterations(const Nodes& roots, bool may_skip) {
   IterationParts out;
   for (auto& n : all_nodes(roots)) {
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);
     for (std::size_t b = 0; b < l.index.size(); ++b)
-      out[n.get()].push_back(turn_parts(l, b, may_end && origin_of(l) == LoopOrigin::region));
+      out[n.get()].push_back(
+          parts_of_iteration(l, b, may_skip && origin_of(l) == LoopOrigin::region));
   }
   return out;
 }
 
-std::string to_string(const IterationParts& turns, const Nodes& roots) {
+std::string to_string(const IterationParts& iterations, const Nodes& roots) {
   std::string out;
   for (auto& n : all_nodes(roots)) {
-    auto found = turns.find(n.get());
-    if (found == turns.end()) continue;
+    auto found = iterations.find(n.get());
+    if (found == iterations.end()) continue;
     for (std::size_t b = 0; b < found->second.size(); ++b)
       for (auto& part : found->second[b]) {
         if (!part.flag) continue;

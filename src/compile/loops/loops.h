@@ -63,8 +63,8 @@ struct IterationPart {
 IterationPart unsplit_iteration(const Loop&, std::size_t body);
 // By loop: the parts of each of its bodies.
 using IterationParts = std::unordered_map<const Node*, std::vector<std::vector<IterationPart>>>;
-// may_end = false: one part per body, without a flag.
-IterationParts split_iterations(const Nodes& roots, bool may_end);
+// may_skip = false: one part per body, without a flag.
+IterationParts split_iterations(const Nodes& roots, bool may_skip);
 // Returns a human-readable description for the loops below these roots.
 std::string to_string(const IterationParts&, const Nodes& roots);
 

@@ -50,22 +50,22 @@ struct PullIn {
     auto& l = loop_of(*a);
     if (!after_a.count(x.get())) return prim::slice_at(x, l.index[body], l.drop);
     if (auto known = memo.find(x.get()); known != memo.end()) return known->second;
-    return memo[x.get()] = make_it(x, l);
+    return memo[x.get()] = recomputed(x, l);
   }
-  NodePtr make_it(const NodePtr& x, const Loop& l) {
+  NodePtr recomputed(const NodePtr& x, const Loop& l) {
     if (!find(*x, l.axis.name)) return nullptr;  // a sum is final
     if (x->op == &kResult && x->in[0] == a) {
       auto& r = result_of(*x);
       return r.fold == Fold::stack ? r.value[body] : nullptr;
     }
-    bool by_point = x->op->kind == Kind::map || keeps_names(*x);
+    bool elementwise = x->op->kind == Kind::map || keeps_names(*x);
     // A contraction that is computed twice would cost more than the merge saves.
-    if (!by_point || l.drop) return nullptr;
+    if (!elementwise || l.drop) return nullptr;
     Nodes in;
     for (auto& i : x->in) {
-      auto p = (*this)(i);
-      if (!p) return nullptr;
-      in.push_back(p);
+      auto pulled = (*this)(i);
+      if (!pulled) return nullptr;
+      in.push_back(pulled);
     }
     auto axes = x->axes;
     for (auto& a : axes)
@@ -110,9 +110,9 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
     if (carried) return nullptr;
     for (std::size_t body = 0; body < la.index.size(); ++body) {
       PullIn pull{a, body, after_a};
-      auto p = pull(x);
-      if (!p) return nullptr;
-      to[prim::slice_at(x, la.index[body], la.drop).get()] = p;
+      auto pulled = pull(x);
+      if (!pulled) return nullptr;
+      to[prim::slice_at(x, la.index[body], la.drop).get()] = pulled;
     }
   }
   Loop out = la;

@@ -15,7 +15,7 @@ struct Lowering::LoweredLoop {
   std::vector<std::vector<IterationPart>> parts = {};  // parts of each body
   std::vector<Place> places = {};                      // place of each result
   std::vector<bool> added = {};                        // by result: it is added to an existing sum
-  bool may_end = false;       // an iteration may end before it stacks its results
+  bool may_skip = false;      // an iteration may end before it stacks its results
   bool has_deferred = false;  // the iterations run in two passes (`IterationPart::deferred`)
 };
 
@@ -27,11 +27,11 @@ void Lowering::loop(const NodePtr& n) {
     t.parts.push_back(parts == iteration_parts_.end() ? std::vector{unsplit_iteration(l, b)}
                                                       : parts->second[b]);
     for (auto& p : t.parts[b]) {
-      t.may_end |= p.flag != nullptr;
+      t.may_skip |= p.flag != nullptr;
       t.has_deferred |= p.deferred != nullptr;
     }
   }
-  t.may_end |= condition_of(l) != nullptr;
+  t.may_skip |= condition_of(l) != nullptr;
   Nodes results;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = results.emplace_back(loop_result(n, k));
@@ -48,7 +48,7 @@ void Lowering::loop(const NodePtr& n) {
     if (add) continue;
     if (how.start)
       start_from(how.start, t.places[k], r->axes);
-    else if (how.fold == Fold::stack && t.may_end)
+    else if (how.fold == Fold::stack && t.may_skip)
       zero(t.places[k], r->axes);
     else if (how.fold == Fold::fold)
       fill(t.places[k], r->axes, prim::identity(how.monoid, r->dtype));
