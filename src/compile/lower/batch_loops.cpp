@@ -24,11 +24,11 @@ using Marks = std::vector<char>;  // one mark per node of the level
 
 class BatchLoops {
  public:
-  BatchLoops(const Nodes& roots, const Node* index, const BatchLimits& limits, bool calls)
-      : roots_(roots), index_(index), limits_(limits), has_collectives_(calls) {
+  BatchLoops(const Nodes& roots, const Node* index, const BatchLimits& limits, bool has_collectives)
+      : roots_(roots), index_(index), limits_(limits), has_collectives_(has_collectives) {
     std::unordered_map<const Node*, int> known;
     for (auto& n : without_bodies(level_of(roots, index))) {
-      LevelNode item{.node = n, .first_collective = calls ? first_collective(*n) : 0};
+      LevelNode item{.node = n, .first_collective = has_collectives ? first_collective(*n) : 0};
       for (auto& x : n->in)
         if (auto found = x ? known.find(x.get()) : known.end(); found != known.end())
           item.in.push_back(found->second);
@@ -87,17 +87,15 @@ class BatchLoops {
                ? out
                : Axes();
   }
-  static bool keeps_axes(const Node& n, const Axes& batch_axes) {
+  static bool has_batch_axes(const Node& n, const Axes& batch_axes) {
     const auto kind = n.op->kind;
-    const bool shows = keeps_names(n) || n.op == &prim::kShardingConstraint;
+    const bool is_view = keeps_names(n) || n.op == &prim::kShardingConstraint;
     return !n.value &&
-           (kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || shows) &&
+           (kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || is_view) &&
            without(batch_axes, n.axes).empty();
   }
   // Returns true if a value is worth caching: it is at least half as large as the matmul result.
-  static bool is_large(const Node& n, const Node& product) {
-    return 2 * n.size() >= product.size();
-  }
+  static bool is_large(const Node& n, const Node& matmul) { return 2 * n.size() >= matmul.size(); }
 
   // ---- dependencies; the nodes of a loop count as one group ----
   using NodeGroup = std::span<const int>;  // nodes that one loop computes, or one node
@@ -115,14 +113,14 @@ class BatchLoops {
     while (loop >= 0 && end < order_.size() && at(order_[end]).loop == loop) ++end;
     return {order_.data() + i, end - i};
   }
-  static bool marked(const std::vector<int>& some, const Marks& m) {
+  static bool any_marked(const std::vector<int>& some, const Marks& m) {
     return std::any_of(some.begin(), some.end(), [&](int k) { return m[std::size_t(k)] != 0; });
   }
   bool reads(NodeGroup t, const Marks& m) const {
-    return std::any_of(t.begin(), t.end(), [&](int k) { return marked(at(k).in, m); });
+    return std::any_of(t.begin(), t.end(), [&](int k) { return any_marked(at(k).in, m); });
   }
   bool is_read(NodeGroup t, const Marks& by) const {
-    return std::any_of(t.begin(), t.end(), [&](int k) { return marked(at(k).readers, by); });
+    return std::any_of(t.begin(), t.end(), [&](int k) { return any_marked(at(k).readers, by); });
   }
   static void mark(NodeGroup t, Marks& m) {
     for (int k : t) m[std::size_t(k)] = true;
@@ -132,59 +130,61 @@ class BatchLoops {
   // ---- one loop ----
   // Adds to the loop of a matmul the values that an iteration computes from its part of the result,
   // and other readers of these values.
-  void join(int product, const Axes& batch_axes) {
+  void join(int matmul, const Axes& batch_axes) {
     const std::size_t count = all_.size();
     Marks after(count), created(count), chain(count);
-    after[std::size_t(product)] = created[std::size_t(product)] = true;
+    after[std::size_t(matmul)] = created[std::size_t(matmul)] = true;
     forward([&](NodeGroup t) {
       if (!reads(t, after)) return;
       mark(t, after);
       auto known = [&](int x) { return !after[std::size_t(x)] || created[std::size_t(x)]; };
       auto& in = at(t[0]).in;
-      if (is_free(t) && keeps_axes(node(t[0]), batch_axes) &&
+      if (is_free(t) && has_batch_axes(node(t[0]), batch_axes) &&
           std::all_of(in.begin(), in.end(), known))
         mark(t, created);
     });
-    auto folds_large = [&](int k, const auto& of) {
+    auto reduces_large = [&](int k, const auto& of) {
       auto& n = node(k);
-      return n.op->kind == Kind::contract && k != product && !is_large(n, node(product)) &&
+      return n.op->kind == Kind::contract && k != matmul && !is_large(n, node(matmul)) &&
              std::any_of(at(k).in.begin(), at(k).in.end(),
-                         [&](int x) { return is_large(node(x), node(product)) && of(x); });
+                         [&](int x) { return is_large(node(x), node(matmul)) && of(x); });
     };
     auto is_created = [&](int x) { return created[std::size_t(x)] != 0; };
     backward([&](NodeGroup t) {
-      if (created[std::size_t(t[0])] && (folds_large(t[0], is_created) || is_read(t, chain)))
+      if (created[std::size_t(t[0])] && (reduces_large(t[0], is_created) || is_read(t, chain)))
         mark(t, chain);
     });
-    if (!chain[std::size_t(product)]) return;
-    for (auto& inside : {with_others(chain, after, batch_axes, folds_large), chain})
+    if (!chain[std::size_t(matmul)]) return;
+    for (auto& inside : {with_others(chain, after, batch_axes, reduces_large), chain})
       if (keeps_collective_order(inside)) return form_loop(inside, batch_axes);
   }
   // Adds contractions that reduce a large array that the chain reads, and elementwise nodes that
   // only the loop reads.
-  template <class Folds>
+  template <class Reduces>
   Marks with_others(Marks out, const Marks& after, const Axes& batch_axes,
-                    const Folds& folds_large) const {
-    Marks before(out.size()), folds(out.size()), downstream(out.size());
+                    const Reduces& reduces_large) const {
+    Marks before(out.size()), reductions(out.size()), downstream(out.size());
     backward([&](NodeGroup t) {  // nodes that the chain depends on
       if (!out[std::size_t(t[0])] && (is_read(t, out) || is_read(t, before))) mark(t, before);
     });
-    auto chain_reads = [&](int x) { return !out[std::size_t(x)] && marked(at(x).readers, out); };
+    auto chain_reads = [&](int x) {
+      return !out[std::size_t(x)] && any_marked(at(x).readers, out);
+    };
     forward([&](NodeGroup t) {  // downstream: depends on such contractions
       const auto k = std::size_t(t[0]);
-      if (reads(t, folds) || reads(t, downstream))
+      if (reads(t, reductions) || reads(t, downstream))
         mark(t, downstream);
-      else if (is_free(t) && !after[k] && !before[k] && keeps_axes(node(t[0]), batch_axes) &&
-               folds_large(t[0], chain_reads))
-        mark(t, folds);
+      else if (is_free(t) && !after[k] && !before[k] && has_batch_axes(node(t[0]), batch_axes) &&
+               reduces_large(t[0], chain_reads))
+        mark(t, reductions);
     });
-    for (std::size_t k = 0; k < out.size(); ++k) out[k] |= folds[k];
+    for (std::size_t k = 0; k < out.size(); ++k) out[k] |= reductions[k];
     backward([&](NodeGroup t) {
       const auto k = std::size_t(t[0]);
       auto& item = at(t[0]);
       auto& n = *item.node;
       if (!is_free(t) || out[k] || after[k] || item.is_root || n.in.empty() ||
-          !keeps_axes(n, batch_axes))
+          !has_batch_axes(n, batch_axes))
         return;
       if (n.op->kind != Kind::map && !keeps_names(n)) return;
       auto is_in_loop = [&](int r) { return out[std::size_t(r)] != 0; };
@@ -205,19 +205,19 @@ class BatchLoops {
     std::vector<int> last(all_.size()), first(all_.size(), std::numeric_limits<int>::max());
     auto of_inside = [&](int k) { return inside[std::size_t(k)] != 0; };
     forward([&](NodeGroup t) {
-      int calls = 0;
+      int number = 0;
       for (int k : t)
         for (int x : at(k).in)
-          calls = std::max({calls, last[std::size_t(x)], at(x).first_collective});
-      for (int k : t) last[std::size_t(k)] = calls;
+          number = std::max({number, last[std::size_t(x)], at(x).first_collective});
+      for (int k : t) last[std::size_t(k)] = number;
     });
     backward([&](NodeGroup t) {
-      int calls = std::numeric_limits<int>::max();
+      int number = std::numeric_limits<int>::max();
       for (int k : t)
         for (int r : at(k).readers)
-          calls = std::min({calls, first[std::size_t(r)],
-                            at(r).first_collective ? at(r).first_collective : calls});
-      for (int k : t) first[std::size_t(k)] = calls;
+          number = std::min({number, first[std::size_t(r)],
+                             at(r).first_collective ? at(r).first_collective : number});
+      for (int k : t) first[std::size_t(k)] = number;
     });
     int before = 0, after = std::numeric_limits<int>::max();
     for (int k : order_)
@@ -326,13 +326,14 @@ class BatchLoops {
   std::vector<Axes> loop_axes_;  // batch axes of each loop
 };
 
-Nodes in_levels(Nodes roots, const Node* index, const BatchLimits& limits, bool calls) {
-  roots = BatchLoops(roots, index, limits, calls).run();
-  auto others = [](const Loop& l) {
+Nodes rewrite_batch_levels(Nodes roots, const Node* index, const BatchLimits& limits,
+                           bool has_collectives) {
+  roots = BatchLoops(roots, index, limits, has_collectives).run();
+  auto is_not_tiled = [](const Loop& l) {
     return origin_of(l) == LoopOrigin::user || origin_of(l) == LoopOrigin::ring;
   };
-  return in_bodies(roots, index, others, [&](const Nodes& values, const Node* i) {
-    return in_levels(values, i, limits, calls);
+  return in_bodies(roots, index, is_not_tiled, [&](const Nodes& values, const Node* i) {
+    return rewrite_batch_levels(values, i, limits, has_collectives);
   });
 }
 
@@ -345,7 +346,8 @@ Nodes batch_loops(const Nodes& roots, const BatchLimits& limits) {
         return n->op->kind == Kind::contract && double(n->bytes()) > limits.max_parallel_slot_bytes;
       }))
     return roots;
-  return in_levels(roots, nullptr, limits, has([](auto& n) { return n->op == &kCollective; }));
+  return rewrite_batch_levels(roots, nullptr, limits,
+                              has([](auto& n) { return n->op == &kCollective; }));
 }
 
 }  // namespace haliax

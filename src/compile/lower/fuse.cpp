@@ -17,9 +17,9 @@ namespace {
 
 bool is_view(const Node& n) { return n.op->kind == Kind::view; }
 bool is_custom_vjp_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustomVjp; }
-bool passes_on(const Node& n) { return is_view(n) || is_alias(n); }
+bool forwards(const Node& n) { return is_view(n) || is_alias(n); }
 // Returns true for views that an expression can read through: they rename, reorder or broadcast.
-bool transparent(const Node& n) { return is_transparent_view(n) || is_alias(n); }
+bool is_readable_through(const Node& n) { return is_transparent_view(n) || is_alias(n); }
 bool in_kernel(const Node& n) {
   return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf;
 }
@@ -51,7 +51,7 @@ std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& use
 
 struct Builder {
   const std::vector<Target>& targets;
-  const Places& known;
+  const Places& placed;
   bool fuse;
   Scope scope = {};
   Nodes order = {};
@@ -59,36 +59,37 @@ struct Builder {
   std::unordered_set<const Node*> anchored = {};
   // Nodes in which other devices take part: collectives, and loops that contain collectives. The
   // value is the plan number of the first collective.
-  std::unordered_map<const Node*, std::size_t> calls = {};
+  std::unordered_map<const Node*, std::size_t> collectives = {};
 
-  bool outside(const Node& n) const { return known.count(&n) > 0; }
+  bool is_placed(const Node& n) const { return placed.count(&n) > 0; }
 
   void collect() {
     Nodes roots;
     for (auto& t : targets) roots.push_back(t.node);
     traverse(roots, [&](const NodePtr& n, Nodes& todo) {
       order.push_back(n);
-      if (!outside(*n) && n->op->kind != Kind::leaf) append(todo, n->in);
+      if (!is_placed(*n) && n->op->kind != Kind::leaf) append(todo, n->in);
     });
     sort_by_age(order);
     for (auto& n : order)
-      if (int call = outside(*n) ? 0 : first_collective(*n)) calls[n.get()] = std::size_t(call);
-    if (calls.size() > 1) order_calls();
+      if (int number = is_placed(*n) ? 0 : first_collective(*n))
+        collectives[n.get()] = std::size_t(number);
+    if (collectives.size() > 1) order_collectives();
   }
   // Orders collectives equally on all devices: among the collectives that may be next, the one with
   // the smallest plan number is first. Age is not a valid order, because a pass may have rebuilt
   // nodes on one device only.
-  void order_calls() {
+  void order_collectives() {
     std::unordered_map<const Node*, std::size_t> at;
     for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
     std::vector<std::vector<std::size_t>> then(order.size());
     std::vector<std::size_t> planned(order.size()), age(order.size()), requested;
     for (std::size_t k = 0; k < order.size(); ++k) {
-      auto call = calls.find(order[k].get());
+      auto found = collectives.find(order[k].get());
       age[k] = k;
-      planned[k] = call == calls.end() ? 0 : call->second;
+      planned[k] = found == collectives.end() ? 0 : found->second;
       for (auto& x : order[k]->in)
-        if (auto below = at.find(x.get()); below != at.end() && !outside(*order[k]))
+        if (auto below = at.find(x.get()); below != at.end() && !is_placed(*order[k]))
           then[below->second].push_back(k);
     }
     for (auto k : sorted(then, planned))
@@ -103,12 +104,12 @@ struct Builder {
   // Finds the nodes that must be in memory, and counts the readers of each node.
   void count() {
     for (auto& n : order) {
-      if (outside(*n) || n->op->kind == Kind::leaf) continue;
+      if (is_placed(*n) || n->op->kind == Kind::leaf) continue;
       for (std::size_t k = 0; k < n->in.size(); ++k) {
         auto& x = n->in[k];
         if (!x) continue;
         ++users[x.get()];
-        bool memory = is_step(*n) || (is_view(*n) && !transparent(*n));
+        bool memory = is_step(*n) || (is_view(*n) && !is_readable_through(*n));
         // The operand is filled in rather than read: zeros, or the start of a carry.
         bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) ||
                       (n->op == &kLoop && prim::is_number(x));
@@ -116,7 +117,7 @@ struct Builder {
         // uses, or a scalar that a view uses.
         bool at_index = x->op == &prim::kIndex && (is_view(*n) || n->op == &kLoop);
         bool term = at_index || (is_view(*n) && k > 0 && prim::is_number(x));
-        if (memory && !filled && !term) keep(x);
+        if (memory && !filled && !term) store_in_memory(x);
       }
     }
     for (auto& t : targets) {
@@ -124,30 +125,30 @@ struct Builder {
       scope.targets[t.node.get()].push_back(&t);
     }
   }
-  void keep(const NodePtr& n) {  // the node that `n` views is stored in memory
-    if (auto& base = base_of(n); !outside(*base)) scope.in_memory.insert(base.get());
+  void store_in_memory(const NodePtr& n) {  // the node that `n` views is stored in memory
+    if (auto& base = base_of(n); !is_placed(*base)) scope.in_memory.insert(base.get());
   }
 
   // Adds the cost of recomputing a map node, and the number of arrays that the recomputation reads.
-  void price(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
+  void add_cost(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
     if (cost > 8 || loads > 3 || depth > 16) {
       cost = 99;
       return;
     }
     if (is_term(n)) return;
-    bool looks_through = transparent(*n), maps = n->op->kind == Kind::map;
-    if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) ||
-        !(maps || looks_through)) {
+    bool readable_through = is_readable_through(*n), maps = n->op->kind == Kind::map;
+    if (is_placed(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) ||
+        !(maps || readable_through)) {
       ++loads;
       return;
     }
-    if (looks_through) return price(aliased(*n), cost, loads, depth + 1);
+    if (readable_through) return add_cost(aliased(*n), cost, loads, depth + 1);
     cost += is_expensive(n->op->code) ? 99 : 1;
-    for (auto& x : n->in) price(x, cost, loads, depth + 1);
+    for (auto& x : n->in) add_cost(x, cost, loads, depth + 1);
   }
-  bool cheap(const NodePtr& n) const {
+  bool is_cheap(const NodePtr& n) const {
     int cost = 0, loads = 0;
-    price(n, cost, loads);
+    add_cost(n, cost, loads);
     return cost <= 4 && loads <= 2;
   }
 
@@ -158,55 +159,55 @@ struct Builder {
     // Number of instructions that a read of this node adds to a kernel.
     std::unordered_map<const Node*, int> inlined;
     for (auto& n : order) {
-      if (outside(*n)) continue;
+      if (is_placed(*n)) continue;
       auto& size = inlined[n.get()] = 1;
       for (auto& x : n->in)
         if (auto i = inlined.find(x.get());
-            i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes_on(*x)))
+            i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || forwards(*x)))
           size += i->second;
       bool needed = scope.in_memory.count(n.get()) > 0, shared = users[n.get()] > 1;
       auto kind = n->op->kind;
       if (kind == Kind::reduce || (kind == Kind::leaf && needed && is_term(n)) ||
           (kind == Kind::map &&
-           (needed || !fuse || size > 64 || (shared && !is_generated(n) && !cheap(n)))))
+           (needed || !fuse || size > 64 || (shared && !is_generated(n) && !is_cheap(n)))))
         anchored.insert(n.get());
     }
     for (auto& t : targets)  // a target is computed in place, not elsewhere and copied
-      if (auto& n = t.node; in_kernel(*n) && !outside(*n) && n->op != &prim::kIndex &&
+      if (auto& n = t.node; in_kernel(*n) && !is_placed(*n) && n->op != &prim::kIndex &&
                             (n->op->kind != Kind::leaf || is_term(n)))
         anchored.insert(n.get());
   }
 
-  // An anchored node that the computation of a node reads. `plain`: the read passes no rename, so
-  // axis names have the same meaning in both nodes.
+  // An anchored node that the computation of a node reads. `unrenamed`: the read passes no rename,
+  // so axis names have the same meaning in both nodes.
   struct Read {
     NodePtr node;
-    bool plain;
+    bool unrenamed;
   };
   void reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
     // viewed: read from memory, at other positions
-    enum How { plain = 1, renamed = 2, viewed = 4 };
+    enum How { unrenamed = 1, renamed = 2, viewed = 4 };
     std::unordered_map<const Node*, int> seen;
     std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
       auto& s = seen[x.get()];
       if ((s & how) || (how == renamed && (s & viewed))) return;
       s |= how;
-      if (outside(*x)) return;
-      if (anchored.count(x.get()) || !(in_kernel(*x) || passes_on(*x))) {
-        out.push_back({x, how == plain});
+      if (is_placed(*x)) return;
+      if (anchored.count(x.get()) || !(in_kernel(*x) || forwards(*x))) {
+        out.push_back({x, how == unrenamed});
         return;
       }
       // The second operand of a barrier, or the start of a slice.
-      if (passes_on(*x) && x->in.size() > 1) after.push_back(x->in[1]);
-      if (passes_on(*x))
-        return visit(aliased(*x), !transparent(*x)                  ? viewed
+      if (forwards(*x) && x->in.size() > 1) after.push_back(x->in[1]);
+      if (forwards(*x))
+        return visit(aliased(*x), !is_readable_through(*x)          ? viewed
                                   : is_view(*x) && !keeps_names(*x) ? std::max(how, renamed)
                                                                     : how);
       for (auto& i : x->in) visit(i, how);
     };
-    if (passes_on(*n)) return visit(n, plain);
+    if (forwards(*n)) return visit(n, unrenamed);
     for (auto& x : n->in)
-      if (x) visit(x, plain);
+      if (x) visit(x, unrenamed);
   }
 
   void depend(int unit, int on) {
@@ -262,15 +263,15 @@ struct Builder {
     return true;
   }
 
-  int last_call = -1;
+  int last_collective = -1;
   std::unordered_map<const Node*, std::vector<int>> rows_of = {};  // kernels that reduce the node
   void build() {
     for (auto& n : order) {
-      if (outside(*n)) continue;
+      if (is_placed(*n)) continue;
       if (n->op == &kResult && (n->in[0]->op == &kLoop || n->in[0]->op == &kCollective))
         scope.unit_of[n.get()] = scope.unit_of.at(n->in[0].get());
       else if (is_step(*n) || anchored.count(n.get()))
-        put(n);
+        assign(n);
     }
     if (fuse) find_joined();
     for (auto& t : targets) add_target(t);
@@ -289,7 +290,7 @@ struct Builder {
       for (auto& other : read) {
         int o = unit_of(other.node.get());
         if (o == u)
-          ok &= other.plain && anchored.count(other.node.get());
+          ok &= other.unrenamed && anchored.count(other.node.get());
         else if (o >= 0)
           ok &= !is_downstream(o, u);
       }
@@ -298,12 +299,12 @@ struct Builder {
       if (ok) into = u;
     };
     for (auto r = read.rbegin(); r != read.rend(); ++r)
-      if (r->plain) try_in(unit_of(r->node.get()));
+      if (r->unrenamed) try_in(unit_of(r->node.get()));
     // Alternatively, n joins another reduction of the same rows. The rows are then read once and
     // are freed sooner.
     if (n->op->kind == Kind::reduce)
       for (auto& r : read)
-        if (r.plain && r.node->bytes() >= n->in[0]->bytes())
+        if (r.unrenamed && r.node->bytes() >= n->in[0]->bytes())
           if (auto rows = rows_of.find(r.node.get()); rows != rows_of.end())
             for (int u : rows->second) try_in(u);
     return into;
@@ -327,11 +328,11 @@ struct Builder {
     for (int o : first)
       if (o >= 0 && o != part && o != into && is_downstream(o, part)) return;
     auto &a = scope.units[std::size_t(part)], &b = scope.units[std::size_t(into)];
-    auto plain = [](const Unit& u) {
+    auto is_mergeable = [](const Unit& u) {
       return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= 12;
     };
-    if (!plain(a) || !plain(b) || !same_set(a.outer, b.outer) || is_downstream(part, into) ||
-        is_downstream(into, part))
+    if (!is_mergeable(a) || !is_mergeable(b) || !same_set(a.outer, b.outer) ||
+        is_downstream(part, into) || is_downstream(into, part))
       return;
     b.nodes.insert(b.nodes.begin(), a.nodes.begin(), a.nodes.end());
     for (auto& n : a.nodes) scope.unit_of[n.get()] = into;
@@ -342,7 +343,7 @@ struct Builder {
     a = Unit{};  // the merged unit is empty
   }
   // Adds a node to an existing kernel or to a unit of its own, after all units that it reads.
-  void put(const NodePtr& n) {
+  void assign(const NodePtr& n) {
     std::vector<Read> read;
     Nodes after;
     reads(n, read, after);
@@ -364,7 +365,7 @@ struct Builder {
       for (auto& r : read) {
         auto o = unit_of(r.node.get());
         first.insert(o);
-        if (!r.plain || !anchored.count(r.node.get())) viewed.insert(o);
+        if (!r.unrenamed || !anchored.count(r.node.get())) viewed.insert(o);
       }
       for (auto& a : after)
         for (int o : units_below(a)) {
@@ -381,18 +382,18 @@ struct Builder {
     scope.unit_of[n.get()] = into;
     if (n->op->kind == Kind::reduce)
       for (auto& r : read)
-        if (r.plain) rows_of[r.node.get()].push_back(into);
+        if (r.unrenamed) rows_of[r.node.get()].push_back(into);
     for (auto& r : read) {
       int o = unit_of(r.node.get());
       if (o < 0 || o == into) continue;
       depend(into, o);
-      keep(r.node);
+      store_in_memory(r.node);
     }
     for (auto& a : after)
       for (int o : units_below(a)) depend(into, o);
-    if (calls.count(n.get())) {
-      if (last_call >= 0) depend(into, last_call);
-      last_call = into;
+    if (collectives.count(n.get())) {
+      if (last_collective >= 0) depend(into, last_collective);
+      last_collective = into;
     }
     if (u.type == Unit::Type::single)
       for (auto& x : n->in)
@@ -402,39 +403,39 @@ struct Builder {
   // Copies a target that its unit does not write itself.
   void add_target(const Target& t) {
     auto& n = t.node;
-    int created = unit_of(n.get());
-    bool direct = created >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t &&
-                  (!t.accumulate || accumulates(n, t));
+    int unit_id = unit_of(n.get());
+    bool written_directly = unit_id >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t &&
+                            (!t.accumulate || accumulates(n, t));
     // A kernel may store a value several times.
-    bool many = created >= 0 && scope.units[std::size_t(created)].type == Unit::Type::kernel;
-    if (direct || many) return;
+    bool stores_many = unit_id >= 0 && scope.units[std::size_t(unit_id)].type == Unit::Type::kernel;
+    if (written_directly || stores_many) return;
     Unit u;
     u.type = Unit::Type::copy;
     u.nodes = {n};
     u.target = &t;
     u.order = std::int64_t(n->id);
-    if (created >= 0 || unit_of(base_of(n).get()) >= 0) {
-      keep(n);
+    if (unit_id >= 0 || unit_of(base_of(n).get()) >= 0) {
+      store_in_memory(n);
     } else {  // computed by the copy, from results of other units
       std::vector<Read> read;
       Nodes after;
       reads(n, read, after);
-      for (auto& r : read) keep(r.node);
+      for (auto& r : read) store_in_memory(r.node);
     }
     int id = add_unit(std::move(u));
     for (int o : units_below(n)) depend(id, o);
   }
   void find_joined() {
     for (auto& c : order) {
-      if (c->op->kind != Kind::step || !c->op->segments || outside(*c)) continue;
+      if (c->op->kind != Kind::step || !c->op->segments || is_placed(*c)) continue;
       auto parts = c->op->segments(*c);
       if (parts.size() < 2) continue;  // a single part among zeros
       for (auto& part : parts) {
         auto& x = c->in[part.operand];
         auto n = created_for(x);
-        bool there =
+        bool joins_reader =
             n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || is_stack(*n));
-        if (there) scope.joined[n.get()] = {c, x, part.to};
+        if (joins_reader) scope.joined[n.get()] = {c, x, part.to};
       }
     }
     for (auto& [node, all] : scope.targets) {  // a stack that is returned in another axis order
@@ -458,7 +459,7 @@ struct Builder {
       single_user &= users[n.get()] == 1;
     }
 
-    return single_user && !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get())
+    return single_user && !is_placed(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get())
                ? n
                : nullptr;
   }
@@ -477,7 +478,7 @@ struct Builder {
   // Returns the units that compute the operands below this node.
   std::vector<int> units_below(const NodePtr& n) const {
     std::vector<int> out;
-    auto inside = [&](const Node& x) { return !outside(x); };
+    auto inside = [&](const Node& x) { return !is_placed(x); };
     traverse({n}, inside, [&](const NodePtr& x, Nodes& todo) {
       if (int u = unit_of(x.get()); u >= 0)
         out.push_back(u);
@@ -498,7 +499,7 @@ int first_collective(const Node& n) {
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     for (auto& x : topological(values_of(l, b)))
       if (varies_in(*x, l, b))
-        if (int call = first_collective(*x); call && (!first || call < first)) first = call;
+        if (int number = first_collective(*x); number && (!first || number < first)) first = number;
   }
   return first;
 }
@@ -510,12 +511,12 @@ const NodePtr& aliased(const Node& n) {
 }
 const NodePtr& base_of(const NodePtr& n) {
   const NodePtr* x = &n;
-  while (passes_on(**x)) x = &aliased(**x);
+  while (forwards(**x)) x = &aliased(**x);
   return *x;
 }
 
-Scope make_scope(const std::vector<Target>& targets, const Places& known, bool fuse) {
-  Builder b{targets, known, fuse};
+Scope make_scope(const std::vector<Target>& targets, const Places& placed, bool fuse) {
+  Builder b{targets, placed, fuse};
   b.collect();
   b.count();
   b.anchor();

@@ -52,13 +52,13 @@ struct Scope {
   std::unordered_map<const Node*, Joined> joined;
 };
 
-// Divides a scope into units. `known`: nodes that are stored in memory already. With `fuse` false,
+// Divides a scope into units. `placed`: nodes that are stored in memory already. With `fuse` false,
 // each node is a unit of its own.
-Scope make_scope(const std::vector<Target>& targets, const Places& known, bool fuse);
+Scope make_scope(const std::vector<Target>& targets, const Places& placed, bool fuse);
 
 // Returns the order in which the units run. Every order that respects `Unit::after` is correct;
 // this one keeps little memory live. `by_age`: creation order.
-std::vector<int> schedule(const Scope&, const Places& known, bool by_age);
+std::vector<int> schedule(const Scope&, const Places& placed, bool by_age);
 
 // Returns the smallest plan number (`CollectiveSpec::number`) of the collectives that a node runs,
 // including collectives in the bodies of a loop. 0: the node runs no collective.

@@ -69,7 +69,7 @@ namespace {
 
 // The blocks that a contraction skips: blocks in which one of the masks is false everywhere, if all
 // values in `if_zero` of this mask are 0 at run time.
-struct LeftOut {
+struct SkippedBlocks {
   struct Mask {
     NodePtr mask;
     Nodes if_zero;
@@ -79,22 +79,23 @@ struct LeftOut {
 };
 
 // Outside of loops over scores: the fewest multiplications for which blocks are skipped.
-constexpr double kLeastWork = 1 << 22;    // matrix times matrix
-constexpr double kLeastVector = 1 << 17;  // vector times matrix; each one reads a matrix element
-constexpr std::int64_t kLeastBlocks = 4;  // blocks per axis
+constexpr double kMinWork = 1 << 22;        // matrix times matrix
+constexpr double kMinVectorWork = 1 << 17;  // vector times matrix; each one reads a matrix element
+constexpr std::int64_t kMinBlocks = 4;      // blocks per axis
 // The fewest multiplications per matrix for which a kernel skips blocks in an iteration. A backend
 // may compute several smaller matrices in one batched call, which computes all blocks.
-constexpr std::int64_t kLeastMatrix = 1 << 19;
+constexpr std::int64_t kMinMatrixWork = 1 << 19;
 // The position of a level relative to a loop over scores: outside of one, its body, or the body of
 // another loop inside of its body.
-enum class Inside { no_turn, turn, loop_of_turn };
+enum class LevelKind { outside, in_iteration, in_nested_loop };
 
-class MaskedProducts {
+class BlockSkipping {
  public:
-  // index: the loop index of the level; null: the top level. `turn`: the level is the body of a
-  // loop over scores. It has few queries, so only keys are split into blocks.
-  MaskedProducts(const Nodes& values, const Node* index, const program::Machine& machine, bool turn)
-      : machine_(machine), turn_(turn) {
+  // index: the loop index of the level; null: the top level. `in_iteration`: the level is the body
+  // of a loop over scores. It has few queries, so only keys are split into blocks.
+  BlockSkipping(const Nodes& values, const Node* index, const program::Machine& machine,
+                bool in_iteration)
+      : machine_(machine), in_iteration_(in_iteration) {
     auto all = level_of(values, index);
     std::unordered_set<const Node*> inner;
     for (auto& n : all)
@@ -103,7 +104,7 @@ class MaskedProducts {
     for (auto& n : all)
       if (!index || n->varies_with(index))
         if (!varies_with(*n, inner)) nodes_.push_back(n);
-    for (auto& v : values) given_.insert(v.get());
+    for (auto& v : values) roots_.insert(v.get());
     for (auto& n : nodes_) {
       Nodes reads;
       add_reads(n, reads);
@@ -113,14 +114,15 @@ class MaskedProducts {
   }
   void rewrite(Rewrite& to) const {
     for (auto& n : nodes_)
-      if (n->op->kind == Kind::contract && n->in.size() == 2 && (turn_ || is_worth_it(*n)))
+      if (n->op->kind == Kind::contract && n->in.size() == 2 &&
+          (in_iteration_ || is_large_enough(*n)))
         if (auto created = masked(*n)) to[n.get()] = created;
   }
 
  private:
   // Returns the size, in positions, of the blocks that a kernel of the machine skips. 0: the kernel
   // skips no blocks.
-  std::int64_t shown_of(const Node& n) const {
+  std::int64_t kernel_block(const Node& n) const {
     const auto dtype = n.in[0]->dtype;
     if (is_vectors(n)) return machine_.mask_block_vector;
     if (n.in[1]->dtype != dtype || (n.dtype != dtype && n.dtype != DType::f32)) return 0;
@@ -128,7 +130,7 @@ class MaskedProducts {
            : dtype == DType::bf16 ? machine_.mask_block_bf16
                                   : 0;
   }
-  static double points(const Axes& axes) {
+  static double element_count(const Axes& axes) {
     return std::accumulate(axes.begin(), axes.end(), 1.,
                            [](double n, auto& a) { return n * double(a.size); });
   }
@@ -137,28 +139,29 @@ class MaskedProducts {
   bool is_vectors(const Node& n) const {
     auto reads = [](DType d) { return d == DType::f32 || d == DType::bf16; };
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
-    return !turn_ && std::min(points(p.m), points(p.n)) == 1 && reads(n.in[0]->dtype) &&
-           reads(n.in[1]->dtype) && reads(n.dtype);
+    return !in_iteration_ && std::min(element_count(p.m), element_count(p.n)) == 1 &&
+           reads(n.in[0]->dtype) && reads(n.in[1]->dtype) && reads(n.dtype);
   }
-  bool is_worth_it(const Node& n) const {
-    const auto work = points(joined(n.in[0]->axes, n.in[1]->axes));
-    return work >= (is_vectors(n) ? kLeastVector : kLeastWork) && shown_of(n) > 0;
+  bool is_large_enough(const Node& n) const {
+    const auto work = element_count(joined(n.in[0]->axes, n.in[1]->axes));
+    return work >= (is_vectors(n) ? kMinVectorWork : kMinWork) && kernel_block(n) > 0;
   }
   // Returns true if a matmul in an iteration skips blocks along `a` in its kernel, rather than in a
   // loop over blocks. One matmul packs its operands once; a matmul per block packs them again. bf16
   // uses the loop: the kernel would store all keys as f32, and they would exceed the cache of a
   // core together with 64 rows of 1,024 scores.
-  bool goes_inside(const Node& n, const Axis& a) const {
+  bool skips_in_kernel(const Node& n, const Axis& a) const {
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
-    const double rows = points(p.m), columns = points(p.n), summed = points(p.k);
-    return n.in[0]->dtype == DType::f32 && shown_of(n) > 0 && is_side(n, a) &&
-           std::min({rows, columns, summed}) >= 16 && rows * columns * summed >= kLeastMatrix;
+    const double rows = element_count(p.m), columns = element_count(p.n),
+                 summed = element_count(p.k);
+    return n.in[0]->dtype == DType::f32 && kernel_block(n) > 0 && is_side(n, a) &&
+           std::min({rows, columns, summed}) >= 16 && rows * columns * summed >= kMinMatrixWork;
   }
   // Returns the block size for an axis of this size. In an iteration, a block is large enough for
   // an efficient matmul, and small enough that few masked positions are computed. 0: the axis is
   // not split.
-  std::int64_t block_of(const Node& n, std::int64_t size) const {
-    if (!turn_) return size >= kLeastBlocks * shown_of(n) ? shown_of(n) : 0;
+  std::int64_t block_size(const Node& n, std::int64_t size) const {
+    if (!in_iteration_) return size >= kMinBlocks * kernel_block(n) ? kernel_block(n) : 0;
     return size >= 2048 ? 192 : size >= 192 ? 96 : 0;
   }
 
@@ -168,27 +171,27 @@ class MaskedProducts {
     for (std::size_t side : {0u, 1u})
       for (auto& a : n.in[side]->axes)
         if (auto created =
-                block_of(n, a.size) ? with(n, a, of_operand(n.in[side], a.name)) : nullptr)
+                block_size(n, a.size) ? with_flags(n, a, of_operand(n.in[side], a.name)) : nullptr)
           return created;
     for (auto& a : n.axes)
-      if (auto created = block_of(n, a.size) ? with(n, a, of_readers(n, a.name)) : nullptr)
+      if (auto created = block_size(n, a.size) ? with_flags(n, a, of_readers(n, a.name)) : nullptr)
         return created;
     return nullptr;
   }
   // Returns the blocks in which operand x is 0.
-  static LeftOut of_operand(const NodePtr& x, Name axis) {
-    LeftOut out{.zero = true};
+  static SkippedBlocks of_operand(const NodePtr& x, Name axis) {
+    SkippedBlocks out{.zero = true};
     for (auto& m : analysis::masks_of(x, axis)) {
-      LeftOut::Mask mine{m, {}};
-      auto there = analysis::value_where_false(x, m.get(), axis, mine.if_zero);
-      if (!there) continue;
-      if (!prim::is_number(there, 0)) mine.if_zero.push_back(there);
-      out.masks.push_back(std::move(mine));
+      SkippedBlocks::Mask skipped_mask{m, {}};
+      auto replacement = analysis::value_where_false(x, m.get(), axis, skipped_mask.if_zero);
+      if (!replacement) continue;
+      if (!prim::is_number(replacement, 0)) skipped_mask.if_zero.push_back(replacement);
+      out.masks.push_back(std::move(skipped_mask));
     }
     return out;
   }
   // Returns the blocks that the readers of n do not use, or multiply by 0.
-  LeftOut of_readers(const Node& n, Name axis) const {
+  SkippedBlocks of_readers(const Node& n, Name axis) const {
     // The values computed elementwise from n (and n itself) that other ops or results read.
     Nodes ends;
     std::vector<const Node*> todo{&n};
@@ -196,31 +199,33 @@ class MaskedProducts {
     while (!todo.empty()) {
       auto* x = todo.back();
       todo.pop_back();
-      bool read = given_.count(x) > 0;
+      bool read = roots_.count(x) > 0;
       auto of = readers_.find(x);
       for (auto* r : of == readers_.end() ? std::vector<const Node*>() : of->second) {
-        bool point = (r->op->kind == Kind::map || (is_transparent_view(*r) && keeps_names(*r))) &&
-                     has(r->axes, axis);
-        if (!point)
+        bool elementwise =
+            (r->op->kind == Kind::map || (is_transparent_view(*r) && keeps_names(*r))) &&
+            has(r->axes, axis);
+        if (!elementwise)
           read = true;
         else if (seen.insert(r).second)
           todo.push_back(r);
       }
       if (read) ends.push_back(std::const_pointer_cast<Node>(x->shared_from_this()));
     }
-    LeftOut out;
+    SkippedBlocks out;
     Nodes masks;
     for (auto& e : ends)
       for (auto& m : analysis::masks_of(e, axis))
         if (std::find(masks.begin(), masks.end(), m) == masks.end()) masks.push_back(m);
     for (auto& m : masks) {
-      LeftOut::Mask mine{m, {}};
+      SkippedBlocks::Mask skipped_mask{m, {}};
       auto most = analysis::MaskedReads::nothing;
       for (auto& e : ends)
-        most = std::max(most, analysis::reads_where_false(e, &n, m.get(), axis, mine.if_zero));
+        most =
+            std::max(most, analysis::reads_where_false(e, &n, m.get(), axis, skipped_mask.if_zero));
       if (most == analysis::MaskedReads::all) continue;
       out.zero |= most == analysis::MaskedReads::zero;
-      out.masks.push_back(std::move(mine));
+      out.masks.push_back(std::move(skipped_mask));
     }
     return out;
   }
@@ -228,34 +233,34 @@ class MaskedProducts {
   static bool is_side(const Node& n, const Axis& a) {
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
     for (auto* side : {&p.m, &p.n, &p.k})
-      if (has(*side, a.name)) return points(*side) == double(a.size);
+      if (has(*side, a.name)) return element_count(*side) == double(a.size);
     return false;  // a batch axis
   }
   // Returns the longest axis other than `a` that a mask and the contraction share, and that may be
   // split into blocks. It is the query axis if `a` is the key axis.
-  std::optional<Axis> queries_of(const Node& n, const Axis& a, const LeftOut& what) const {
+  std::optional<Axis> queries_of(const Node& n, const Axis& a, const SkippedBlocks& skipped) const {
     std::optional<Axis> longest;
-    for (auto& [mask, if_zero] : what.masks)
+    for (auto& [mask, if_zero] : skipped.masks)
       for (auto& x : mask->axes) {
         bool has_it =
             x.name != a.name && (find(*n.in[0], x.name) || find(*n.in[1], x.name)) && is_side(n, x);
-        if (has_it && block_of(n, x.size) && (!longest || x.size > longest->size)) longest = x;
+        if (has_it && block_size(n, x.size) && (!longest || x.size > longest->size)) longest = x;
       }
     return longest;
   }
   // Returns the contraction that skips these blocks along `a`. Null: there are no cheap flags, or
   // an axis is unsuitable.
-  NodePtr with(const Node& n, const Axis& a, const LeftOut& what) const {
-    const bool inside = !turn_ || goes_inside(n, a);
-    std::vector<analysis::AxisBlocks> blocks{{a, inside ? shown_of(n) : block_of(n, a.size)}};
-    if (!turn_ && !is_side(n, a)) return nullptr;
-    if (!turn_ && !is_vectors(n)) {
-      auto queries = queries_of(n, a, what);
+  NodePtr with_flags(const Node& n, const Axis& a, const SkippedBlocks& skipped) const {
+    const bool inside = !in_iteration_ || skips_in_kernel(n, a);
+    std::vector<analysis::AxisBlocks> blocks{{a, inside ? kernel_block(n) : block_size(n, a.size)}};
+    if (!in_iteration_ && !is_side(n, a)) return nullptr;
+    if (!in_iteration_ && !is_vectors(n)) {
+      auto queries = queries_of(n, a, skipped);
       if (!queries) return nullptr;
-      blocks.push_back({*queries, shown_of(n)});
+      blocks.push_back({*queries, kernel_block(n)});
     }
     NodePtr created;  // a flag per block
-    for (auto& [mask, if_zero] : what.masks) {
+    for (auto& [mask, if_zero] : skipped.masks) {
       auto may = analysis::may_be_true(mask, blocks);
       if (!may || !has(may->axes, blocks[0].blocks().name)) continue;
       Nodes zero;
@@ -267,49 +272,50 @@ class MaskedProducts {
     bool sums = !inside && !find(n, a.name);
     // A sum over blocks accumulates in f32, and is rounded once at the end.
     auto dtype = sums && is_float(n.dtype) && bytes_of(n.dtype) < 4 ? DType::f32 : n.dtype;
-    MaskedMatmulAttr attr{.zero = what.zero, .in_kernel = inside};
+    MaskedMatmulAttr attr{.zero = skipped.zero, .in_kernel = inside};
     Axes flags;
     for (auto& b : blocks) {
       attr.sides.push_back({b.axis.name, b.block});
       flags.push_back(b.blocks());
     }
 
-    auto product = make(kMaskedMatmul, {n.in[0], n.in[1], prim::fit(created, flags)}, n.axes, dtype,
-                        attr.attr());
-    return prim::cast(product, n.dtype);
+    auto matmul = make(kMaskedMatmul, {n.in[0], n.in[1], prim::fit(created, flags)}, n.axes, dtype,
+                       attr.attr());
+    return prim::cast(matmul, n.dtype);
   }
 
   const program::Machine& machine_;
-  bool turn_;
+  bool in_iteration_;
   Nodes nodes_;
-  std::unordered_set<const Node*> given_;
+  std::unordered_set<const Node*> roots_;
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
-Nodes in_level(const Nodes& values, const Node* index, const program::Machine& machine, bool turn) {
+Nodes rewrite_level(const Nodes& values, const Node* index, const program::Machine& machine,
+                    bool in_iteration) {
   Rewrite found, to;
-  MaskedProducts(values, index, machine, turn).rewrite(found);
+  BlockSkipping(values, index, machine, in_iteration).rewrite(found);
   for (auto& n : level_of(values, index))  // operands first: replacements may read replacements
     if (auto y = found.find(n.get()); y != found.end())
       to[n.get()] = substitute({y->second}, to, index)[0];
   return to.empty() ? values : substitute(values, to, index);
 }
-Nodes in_levels(const Nodes& values, const Node* index, const program::Machine& machine,
-                Inside inside) {
+Nodes rewrite_levels(const Nodes& values, const Node* index, const program::Machine& machine,
+                     LevelKind kind) {
   std::unordered_set<const Node*> of_scores;  // loop indices
-  auto mine = inside == Inside::loop_of_turn
-                  ? values
-                  : in_level(values, index, machine, inside == Inside::turn);
-  for (auto& n : level_of(mine, index))
+  auto rewritten = kind == LevelKind::in_nested_loop
+                       ? values
+                       : rewrite_level(values, index, machine, kind == LevelKind::in_iteration);
+  for (auto& n : level_of(rewritten, index))
     if (n->op == &kLoop && loop_of(*n).of_scores)
       for (auto& i : loop_of(*n).index) of_scores.insert(i.get());
   return in_bodies(
-      mine, index, [](const Loop&) { return true; },
+      rewritten, index, [](const Loop&) { return true; },
       [&](const Nodes& inner, const Node* i) {
-        const auto there = of_scores.count(i)          ? Inside::turn
-                           : inside == Inside::no_turn ? inside
-                                                       : Inside::loop_of_turn;
-        return in_levels(inner, i, machine, there);
+        const auto inner_kind = of_scores.count(i)           ? LevelKind::in_iteration
+                                : kind == LevelKind::outside ? kind
+                                                             : LevelKind::in_nested_loop;
+        return rewrite_levels(inner, i, machine, inner_kind);
       });
 }
 
@@ -319,7 +325,7 @@ Nodes masked_matmuls(const Nodes& roots, const program::Machine& machine) {
   auto all = all_nodes(roots);
   if (std::none_of(all.begin(), all.end(), [](auto& n) { return analysis::reads_mask(*n); }))
     return roots;
-  return in_levels(roots, nullptr, machine, Inside::no_turn);
+  return rewrite_levels(roots, nullptr, machine, LevelKind::outside);
 }
 
 }  // namespace haliax

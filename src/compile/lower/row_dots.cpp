@@ -11,14 +11,14 @@
 namespace haliax {
 namespace {
 
-bool is_of_rows(const Node& n) {
+bool is_row_dot(const Node& n) {
   if (n.op->kind != Kind::contract || n.in.size() != 2 || n.size() == 1) return false;
   auto& a = n.in[0]->axes;
   return same_set(a, n.in[1]->axes) && without(n.axes, a).empty() && a.size() > n.axes.size();
 }
-NodePtr by_points(const Node& n) {
-  const bool narrow = is_float(n.dtype) && bytes_of(n.dtype) < 4;  // rounded once, after the sum
-  const auto wide = narrow ? DType::f32 : n.dtype;
+NodePtr as_product_and_sum(const Node& n) {
+  const bool is_16bit = is_float(n.dtype) && bytes_of(n.dtype) < 4;  // rounded once, after the sum
+  const auto wide = is_16bit ? DType::f32 : n.dtype;
   auto product = prim::mul(prim::cast(n.in[0], wide), prim::cast(n.in[1], wide));
   return prim::fit(prim::cast(prim::reduce(Monoid::sum, product, n.axes), n.dtype), n.axes);
 }
@@ -29,9 +29,9 @@ Nodes row_dots(const Nodes& roots) {
   Rewrite to;
   OriginScope follow;
   for (auto& n : all_nodes(roots))  // older nodes first: newer ones depend on them
-    if (is_of_rows(*n)) {
+    if (is_row_dot(*n)) {
       follow(n->origin);
-      to[n.get()] = substitute(by_points(*n), to);
+      to[n.get()] = substitute(as_product_and_sum(*n), to);
     }
   return to.empty() ? roots : substitute(roots, to);
 }

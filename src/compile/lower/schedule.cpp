@@ -11,7 +11,7 @@ namespace haliax {
 
 // Greedy search: among the units that are ready, the unit that leaves the least memory live runs
 // next. Every order is correct; few orders use little memory.
-std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
+std::vector<int> schedule(const Scope& s, const Places& placed, bool by_age) {
   struct Readers {
     std::vector<std::size_t> units;
     std::size_t left = 0;
@@ -22,19 +22,19 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
   std::unordered_map<const Node*, Readers> readers;
   std::vector<std::int64_t> growth(n);  // growth of live memory, in bytes
   for (std::size_t u = 0; u < n; ++u) {
-    for (auto& created : s.units[u].nodes) {
-      if (s.units[u].type != Unit::Type::copy && s.in_memory.count(created.get()) &&
-          !s.targets.count(created.get()))
-        growth[u] += created->bytes();
-      if (created->op == &kCollective)
-        for (std::size_t k = 0; k < collective_spec_of(*created).out.size(); ++k)
-          growth[u] += collective_result(created, k)->bytes();
-      if (created->op == &kLoop)
-        for (std::size_t k = 0; k < loop_of(*created).results.size(); ++k)
-          growth[u] += loop_result(created, k)->bytes();
+    for (auto& node : s.units[u].nodes) {
+      if (s.units[u].type != Unit::Type::copy && s.in_memory.count(node.get()) &&
+          !s.targets.count(node.get()))
+        growth[u] += node->bytes();
+      if (node->op == &kCollective)
+        for (std::size_t k = 0; k < collective_spec_of(*node).out.size(); ++k)
+          growth[u] += collective_result(node, k)->bytes();
+      if (node->op == &kLoop)
+        for (std::size_t k = 0; k < loop_of(*node).results.size(); ++k)
+          growth[u] += loop_result(node, k)->bytes();
       // Collects the values that other units compute in the memory of this scope.
-      auto unknown = [&](const Node& x) { return !known.count(&x); };
-      for (auto& x : created->in)
+      auto unknown = [&](const Node& x) { return !placed.count(&x); };
+      for (auto& x : node->in)
         traverse({x}, unknown, [&](const NodePtr& n, Nodes& todo) {
           auto at = s.unit_of.find(n.get());
           bool created_here = at == s.unit_of.end();  // computed in the unit that reads it

@@ -34,22 +34,22 @@ bool is_sum_of(const NodePtr& n, const Node& e) {
 
 bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
 // Returns true if a costs little time and memory relative to b.
-bool is_slight(const NodePtr& a, const NodePtr& b) { return 32 * a->size() <= b->size(); }
+bool is_negligible(const NodePtr& a, const NodePtr& b) { return 32 * a->size() <= b->size(); }
 
 class Factoring {
  public:
   explicit Factoring(const Nodes& roots) : all_(all_nodes(roots)), users_(users_of(all_, roots)) {}
   Nodes run(const Nodes& roots) {
-    std::unordered_map<const Node*, Nodes> products;  // node -> contractions that read it
+    std::unordered_map<const Node*, Nodes> matmuls;  // node -> contractions that read it
     for (auto& n : all_)
       if (n->op == &prim::kContract && n->in[0] != n->in[1])
-        for (auto& x : n->in) products[x.get()].push_back(n);
+        for (auto& x : n->in) matmuls[x.get()].push_back(n);
     Rewrite to;
     OriginScope follow;
     for (auto& x : all_) {  // in a deterministic order
-      auto read = products.find(x.get());
+      auto read = matmuls.find(x.get());
       // Another reader needs x in any case.
-      if (read == products.end() || int(read->second.size()) < users_.at(x.get())) continue;
+      if (read == matmuls.end() || int(read->second.size()) < users_.at(x.get())) continue;
       follow(x->origin);
       auto f = factored(x);
       if (!f) continue;
@@ -72,26 +72,27 @@ class Factoring {
     auto* op = x->op;
     if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
     // The part is not broadcast.
-    auto fills = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };
+    auto is_not_broadcast = [&](const NodePtr& part) {
+      return part->axes.size() == x->axes.size();
+    };
     auto factored_operand = [&](const NodePtr& part) -> std::optional<Factored> {
-      if (users_.at(part.get()) > 1 || !fills(part)) return {};
+      if (users_.at(part.get()) > 1 || !is_not_broadcast(part)) return {};
       return factored(part, depth + 1);
     };
-    auto shares = [&](const NodePtr& part, const NodePtr& sum) {
-      return fills(part) && is_sum_of(sum, *part);
+    auto is_normalized = [&](const NodePtr& part, const NodePtr& sum) {
+      return is_not_broadcast(part) && is_sum_of(sum, *part);
     };
-    bool product = op == &prim::kMul;
-    if (op == &prim::kDiv && shares(x->in[0], x->in[1]))
+    bool is_mul = op == &prim::kMul;
+    if (op == &prim::kDiv && is_normalized(x->in[0], x->in[1]))
       return Factored{x->in[0], prim::reciprocal(x->in[1])};
-    if (product || op == &prim::kDiv)
-      for (std::size_t side = 0; side < (product ? 2 : 1); ++side) {
+    if (is_mul || op == &prim::kDiv)
+      for (std::size_t side = 0; side < (is_mul ? 2 : 1); ++side) {
         auto &part = x->in[side], &other = x->in[1 - side];
         if (!is_smaller(other, x)) continue;
-        if (product && other->op == &prim::kDiv && shares(part, other->in[1]))
+        if (is_mul && other->op == &prim::kDiv && is_normalized(part, other->in[1]))
           return Factored{part, other};
         if (auto f = factored_operand(part))
-          return Factored{f->e,
-                          product ? prim::mul(f->factor, other) : prim::div(f->factor, other)};
+          return Factored{f->e, is_mul ? prim::mul(f->factor, other) : prim::div(f->factor, other)};
       }
     if (op == &prim::kAdd)
       for (std::size_t side : {0u, 1u})
@@ -127,14 +128,16 @@ class Factoring {
   // Returns the matmul of the factored operand and y, computed from e. Null if the rewrite does not
   // reduce work or memory.
   static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
-    auto inside = [](const Axes& some, const Axes& of) { return without_axes(some, of).empty(); };
+    auto contains_only = [](const Axes& some, const Axes& of) {
+      return without_axes(some, of).empty();
+    };
     if (y->dtype != f.e->dtype || n.dtype != f.e->dtype) return nullptr;
-    if (!inside(without_axes(f.e->axes, n.axes), y->axes)) return nullptr;
-    bool after = inside(f.factor->axes, n.axes);
-    if (!after && !inside(f.factor->axes, y->axes)) return nullptr;
-    auto product = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);
-    if (!is_slight(after ? product : y, f.e)) return nullptr;
-    return after ? prim::map(prim::kMul, {product, f.factor}, n.dtype, &n.axes) : product;
+    if (!contains_only(without_axes(f.e->axes, n.axes), y->axes)) return nullptr;
+    bool after = contains_only(f.factor->axes, n.axes);
+    if (!after && !contains_only(f.factor->axes, y->axes)) return nullptr;
+    auto matmul = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);
+    if (!is_negligible(after ? matmul : y, f.e)) return nullptr;
+    return after ? prim::map(prim::kMul, {matmul, f.factor}, n.dtype, &n.axes) : matmul;
   }
 
   Nodes all_;
