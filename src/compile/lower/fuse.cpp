@@ -26,10 +26,6 @@ bool in_kernel(const Node& n) {
 bool is_step(const Node& n) {
   return n.op->kind == Kind::contract || n.op->kind == Kind::step || n.op->kind == Kind::loop;
 }
-Axes minus(Axes a, const Axes& b) {
-  std::erase_if(a, [&](auto& x) { return has(b, x.name); });
-  return a;
-}
 
 // Returns a topological order. Nodes that are ready are ordered by rank.
 std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& users,
@@ -249,7 +245,7 @@ struct Builder {
     if (n->op->kind == Kind::map)
       return same_set(n->axes, all) || (!inner.empty() && same_set(n->axes, outer));
     if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return false;
-    auto over = minus(n->in[0]->axes, n->axes);
+    auto over = without(n->in[0]->axes, n->axes);
     if (!inner.empty()) return same_set(over, inner);
     // Rows stay in cache only if the reduced axes are the last axes of all values that the kernel
     // stores.
@@ -258,8 +254,8 @@ struct Builder {
       if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(inner), m->axes.end()), over))
         return false;
     }
-    outer = minus(all, over);
-    inner = minus(all, outer);
+    outer = without(all, over);
+    inner = without(all, outer);
     return true;
   }
 
@@ -314,7 +310,7 @@ struct Builder {
     u.type = anchored.count(n.get()) ? Unit::Type::kernel : Unit::Type::single;
     u.outer = n->axes;
     if (n->op->kind == Kind::reduce) {
-      u.inner = minus(n->in[0]->axes, n->axes);
+      u.inner = without(n->in[0]->axes, n->axes);
       auto over = ReduceAttr::of(*n).over;  // flat positions follow the axis order of the op
       for (std::size_t i = 0; i < over.size(); ++i) u.inner[i] = *find(*n->in[0], over[i]);
     }
