@@ -57,9 +57,8 @@ double cost_of_kernel(const program::Fused& f, const Machine& machine) {
   for (auto& i : f.code) {
     double each = is_expensive(i.code) ? 32 : 6;
     work += each * (i.inner ? outer * inner : outer);
-    bool accesses_memory =
-        i.inner && (i.code == program::Code::load || i.code >= program::Code::store);
-    if (auto n = accesses_memory ? bytes_viewed(i.view, f.dims) : 0; n > machine.core_cache)
+    const bool has_view = i.inner && accesses_memory(i.code);
+    if (auto n = has_view ? bytes_viewed(i.view, f.dims) : 0; n > machine.core_cache)
       work += machine.multiplications_per_far_byte * n;
   }
   return work;

@@ -137,7 +137,8 @@ class TileSearch {
       }
     if (!call.chunks.empty() && !call.scores) return;
     isolated_ = isolated(roots, level, regions_, call.scores);
-    budget_ = call.memory > 0 ? call.memory : std::max(ChunkOptions::default_memory, isolated_.input_bytes);
+    budget_ = call.memory > 0 ? call.memory
+                              : std::max(ChunkOptions::default_memory, isolated_.input_bytes);
     auto form = ChunkForm(call.form);
     if (ring && call.scores && call.blocks > 1) ring_keys_ = longest_key_axis(call.blocks);
     sort_axes(!ring_keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
@@ -150,7 +151,8 @@ class TileSearch {
     // scores. Scores with an explicit budget are always tiled.
     const bool of_scores = call_.scores, has_budget = of_scores && call_.memory > 0;
     if (of_scores && (has_budget || untiled.bytes > budget_))
-      budget_ = std::max(budget_, smallest().bytes + (has_budget ? call_.memory : ChunkOptions::default_memory));
+      budget_ = std::max(
+          budget_, smallest().bytes + (has_budget ? call_.memory : ChunkOptions::default_memory));
     if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
     std::optional<Trial> rows, tiles;
     if (call_.scores)
