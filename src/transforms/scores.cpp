@@ -20,7 +20,7 @@ namespace {
 using Set = std::unordered_set<const Node*>;
 
 // Hidden values of a layer have at most this many times more elements than its inputs and weights.
-constexpr int kHidden = 8;
+constexpr int kHiddenFactor = 8;
 // Without an explicit budget, scores with more queries and more keys than kFewKeys stay
 // materialized up to kManyKeysBudget bytes in their own dtype. For twelve heads of size 64, the
 // gradient needs twice this budget, less than 16 MiB. Fewer keys are multiplied faster without
@@ -69,10 +69,10 @@ struct Sides {
 std::optional<Sides> sides_of(const Node& n) {
   if (n.op->kind == Kind::contract) return Sides{n.in[0].get(), n.in[1].get()};
   if (n.op->kind != Kind::reduce || !is_float(n.dtype)) return {};
-  auto& points = n.in[0]->axes;     // axes of the function
+  auto& axes = n.in[0]->axes;       // axes of the function
   std::vector<const Node*> arrays;  // its array arguments
   traverse(n.in, [&](const NodePtr& x, Nodes& todo) {
-    bool full = x->axes.size() == points.size();
+    bool full = x->axes.size() == axes.size();
     if (full && x->op->kind == Kind::map)
       append(todo, x->in);
     else if (is_float(x->dtype) && !x->axes.empty())
@@ -112,13 +112,13 @@ class ScoresOfLevel {
  public:
   ScoresOfLevel(const Nodes& roots, const Node* index, const Nodes& of)
       : all_(without_bodies(level_of(roots, index))) {
-    for (auto& r : roots) given_.insert(r.get());
+    for (auto& r : roots) roots_.insert(r.get());
     std::vector<Attr> keys;
     for (auto& n : all_)
       if (n->op == &prim::kEnter && std::find(keys.begin(), keys.end(), n->attr) == keys.end())
         keys.push_back(n->attr);
     for (auto& k : keys)
-      for (auto& [n, name] : tiled_axis_names(all_, k)) bordered_.insert(n);
+      for (auto& [n, name] : tiled_axis_names(all_, k)) in_region_.insert(n);
     if (!of.empty()) {
       allowed_ = computed_from(roots, of);
       for (auto& x : of) allowed_->erase(x.get());
@@ -129,7 +129,7 @@ class ScoresOfLevel {
   }
   const Nodes& all() const { return all_; }
   bool is_large(const Node& n, std::optional<std::int64_t> budget) const {
-    if (!exceeds(n, budget) || bordered_.count(&n) || !is_allowed(n)) return false;
+    if (!exceeds(n, budget) || in_region_.count(&n) || !is_allowed(n)) return false;
     auto of = sides_of(n);
     if (!of || of->queries == of->keys) return false;
     return budget || f32_bytes(n) > of->queries->bytes() + of->keys->bytes();
@@ -140,82 +140,84 @@ class ScoresOfLevel {
   Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why,
              bool by_key = false) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
-    // made: scores. after: all nodes that depend on them. rows: one value per query. outs:
+    // after: all nodes that depend on them. rows: one value per query. outs:
     // contractions over the keys.
-    Set created{&scores}, after{&scores}, rows, outs;
+    Set all_scores{&scores}, after{&scores}, rows, outs;
     // Axes that scores have and values lack, including heads to which other heads are mixed.
     Axes axes = scores.axes;
     // An operand of a contraction differs by key: it is the values, or it mixes heads.
     bool differs = false;
     auto refuse = [&](const Node& n) {
       if (differs && !by_key) return region(scores, of, queries, keys, why, true);
-      if (is_weighed(created, queries, keys)) why = reason(scores, axes, created, n, queries, keys);
+      if (reads_key_reduction(all_scores, queries, keys))
+        why = reason(scores, axes, all_scores, n, queries, keys);
       return Set();
     };
     for (auto& n : all_) {
       if (!reads(*n, after)) continue;
       after.insert(n.get());
-      bool of_scores = reads(*n, created);
+      bool of_scores = reads(*n, all_scores);
       bool inside = std::all_of(n->in.begin(), n->in.end(), [&](auto& x) {
-        return !x || !after.count(x.get()) || created.count(x.get()) || rows.count(x.get());
+        return !x || !after.count(x.get()) || all_scores.count(x.get()) || rows.count(x.get());
       });
       bool point = maps_along(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
       if (inside && point && is_score(*n)) {
-        const bool product = n->op->kind == Kind::contract,
-                   same = product && mixes(*n, created, keys);
-        differs |= product && !same;
-        if (same || (product && by_key)) axes = joined(axes, n->axes);
-        created.insert(n.get());
-      } else if (of_scores && folds_values(*n, axes))
+        const bool is_contraction = n->op->kind == Kind::contract,
+                   same = is_contraction && mixes(*n, all_scores, keys);
+        differs |= is_contraction && !same;
+        if (same || (is_contraction && by_key)) axes = joined(axes, n->axes);
+        all_scores.insert(n.get());
+      } else if (of_scores && reduces_values(*n, axes))
         outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract)
         rows.insert(n.get());
       else if (of_scores)
         return refuse(*n);
     }
-    for (auto* n : created)
-      if (given_.count(n)) return refuse(*n);
-    if (auto* n = finds_equals(scores, created)) return refuse(*n);
+    for (auto* n : all_scores)
+      if (roots_.count(n)) return refuse(*n);
+    if (auto* n = find_equality(scores, all_scores)) return refuse(*n);
     Set needed;  // rows that scores or contractions over the keys read, and rows that read scores
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto* n = i->get();
-      if (rows.count(n) && (needed.count(n) || reads(*n, created))) needed.insert(n);
-      if (!needed.count(n) && !created.count(n) && !outs.count(n)) continue;
+      if (rows.count(n) && (needed.count(n) || reads(*n, all_scores))) needed.insert(n);
+      if (!needed.count(n) && !all_scores.count(n) && !outs.count(n)) continue;
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
     // Without a function of all scores of a query, such as a softmax, the scores may be the hidden
     // values of a layer. They are scores if no layer would have that many values.
-    bool many = scores.bytes() > kHidden * (of.queries->bytes() + of.keys->bytes());
-    bool weighed = many || std::any_of(needed.begin(), needed.end(),
-                                       [&](auto* n) { return weighs(*n, created, keys); });
-    if (outs.empty() || !weighed) return {};
-    created.insert(needed.begin(), needed.end());
-    created.insert(outs.begin(), outs.end());
-    take_in(created, queries, keys);
-    return created;
+    bool exceeds_hidden = scores.bytes() > kHiddenFactor * (of.queries->bytes() + of.keys->bytes());
+    bool are_scores = exceeds_hidden || std::any_of(needed.begin(), needed.end(), [&](auto* n) {
+                        return reduces_over_keys(*n, all_scores, keys);
+                      });
+    if (outs.empty() || !are_scores) return {};
+    all_scores.insert(needed.begin(), needed.end());
+    all_scores.insert(outs.begin(), outs.end());
+    add_operands(all_scores, queries, keys);
+    return all_scores;
   }
   // Returns true if n, which reads scores with these axes, contracts the keys with the values, or
   // reduces weighed values over the keys.
-  static bool folds_values(const Node& n, const Axes& axes) {
+  static bool reduces_values(const Node& n, const Axes& axes) {
     return n.op->kind == Kind::contract ||
            (n.op->kind == Kind::reduce && !without(n.axes, axes).empty());
   }
   // Returns true if n is a contraction of scores with an operand that is the same for all keys.
-  static bool mixes(const Node& n, const Set& created, const Axes& keys) {
+  static bool mixes(const Node& n, const Set& all_scores, const Axes& keys) {
     auto same = [&](auto& x) {
-      return created.count(x.get()) > 0 || common(x->axes, keys).empty();
+      return all_scores.count(x.get()) > 0 || common(x->axes, keys).empty();
     };
     return std::all_of(n.in.begin(), n.in.end(), same);
   }
   // Returns a node that compares scores for equality, directly or in its gradient; null if there is
   // none. A sum that is recomputed by a different kernel may differ in its last bits, and a
   // contraction does not.
-  const Node* finds_equals(const Node& scores, const Set& created) const {
+  const Node* find_equality(const Node& scores, const Set& all_scores) const {
     if (scores.op->kind != Kind::reduce || is_extreme(scores)) return nullptr;
     for (auto& n : all_) {
-      if (!reads(*n, created)) continue;
+      if (!reads(*n, all_scores)) continue;
       auto readers = readers_.find(n.get());
       auto stops = [](auto* reader) { return reader->op == &prim::kStop; };
       bool stopped = readers != readers_.end() &&
@@ -228,28 +230,28 @@ class ScoresOfLevel {
     return prim::reduces(n, Monoid::max) || prim::reduces(n, Monoid::min);
   }
   // Returns true if n is a reduction of scores over the keys.
-  static bool weighs(const Node& n, const Set& created, const Axes& keys) {
-    return n.op->kind == Kind::reduce && created.count(n.in[0].get()) &&
+  static bool reduces_over_keys(const Node& n, const Set& all_scores, const Axes& keys) {
+    return n.op->kind == Kind::reduce && all_scores.count(n.in[0].get()) &&
            common(n.axes, keys).empty();
   }
 
  private:
   // Returns the reason why scores are not tiled: a value that is computed from them is a result, or
   // node n does not work along the queries.
-  std::string reason(const Node& scores, const Axes& axes, const Set& created, const Node& n,
+  std::string reason(const Node& scores, const Axes& axes, const Set& all_scores, const Node& n,
                      Name queries, const Axes& keys) const {
     for (auto& x : all_)  // in a fixed order, so that the reason is deterministic
-      if (created.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
-    if (auto* equals = finds_equals(scores, created))
+      if (all_scores.count(x.get()) && roots_.count(x.get())) return text_of(*x) + " is a result";
+    if (auto* equals = find_equality(scores, all_scores))
       return text_of(*equals) +
              " compares scores for equality, but recomputed scores may round differently: "
              "compute them by a dot, or put stop_gradient around the comparison";
-    const bool folds = !has(n.axes, queries), weighs = common(n.axes, keys).empty();
+    const bool reduces = !has(n.axes, queries), over_keys = common(n.axes, keys).empty();
     const auto along = fmt::format("{}", fmt::join(names_of(keys), " and "));
     const auto text = text_of(n);
-    if (folds && weighs && n.op->kind == Kind::reduce)
+    if (reduces && over_keys && n.op->kind == Kind::reduce)
       return fmt::format("{} reduces over {} and {} at once", text, queries, along);
-    if (folds && !weighs && folds_values(n, axes) && !n.origin.backward)
+    if (reduces && !over_keys && reduces_values(n, axes) && !n.origin.backward)
       return fmt::format(
           "{} sums over {} values that are weighted along {}; "
           "weight them along {}, or use a chunked_reduce over {}",
@@ -261,19 +263,19 @@ class ScoresOfLevel {
     return has(n.axes, queries) && without(keys, n.axes).empty();
   }
   // Returns true if scores depend on a reduction of scores over the keys.
-  bool is_weighed(const Set& created, Name queries, const Axes& keys) const {
-    Set folds;
+  bool reads_key_reduction(const Set& all_scores, Name queries, const Axes& keys) const {
+    Set reductions;
     for (auto& n : all_) {
-      bool of_fold = reads(*n, folds);
-      if (of_fold && has_pairs(*n, queries, keys)) return true;
-      if (of_fold || weighs(*n, created, keys)) folds.insert(n.get());
+      bool reads_reduction = reads(*n, reductions);
+      if (reads_reduction && has_pairs(*n, queries, keys)) return true;
+      if (reads_reduction || reduces_over_keys(*n, all_scores, keys)) reductions.insert(n.get());
     }
     return false;
   }
   // Adds nodes that only the region reads, if they would be as large as the scores (a second
   // matmul, a bias that is looked up, another softmax), or have one value per query and are
   // computed from such nodes. Also adds scaled or cast queries.
-  void take_in(Set& created, Name queries, const Axes& keys) const {
+  void add_operands(Set& inside, Name queries, const Axes& keys) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set rows;
     for (auto& n : all_) {
@@ -287,12 +289,11 @@ class ScoresOfLevel {
       auto readers = readers_.find(&n);
       bool is_only_reader =
           readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(),
-                                                   [&](auto* r) { return created.count(r) > 0; });
-      if (!is_only_reader || created.count(&n) || given_.count(&n) || n.in.empty() ||
-          !is_allowed(n))
+                                                   [&](auto* r) { return inside.count(r) > 0; });
+      if (!is_only_reader || inside.count(&n) || roots_.count(&n) || n.in.empty() || !is_allowed(n))
         continue;
-      bool requested = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
-      if (requested && maps_along(n, queries)) created.insert(&n);
+      bool is_operand = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
+      if (is_operand && maps_along(n, queries)) inside.insert(&n);
     }
   }
   // Returns true if n is one array times scalars, or a cast.
@@ -306,12 +307,12 @@ class ScoresOfLevel {
   bool is_allowed(const Node& n) const { return !allowed_ || allowed_->count(&n) > 0; }
 
   Nodes all_;
-  Set given_, bordered_;        // bordered_: already inside boundaries
+  Set roots_, in_region_;       // in_region_: already inside boundaries
   std::optional<Set> allowed_;  // none: all nodes
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
-struct Walker {
+struct ScoreBoundaries {
   std::optional<std::int64_t> budget;
   const Nodes& of;
   std::vector<std::string>* notes;
@@ -395,7 +396,7 @@ Nodes with_score_boundaries(const Nodes& roots, std::optional<std::int64_t> budg
   bool large = std::any_of(all.begin(), all.end(),
                            [&](auto& n) { return exceeds(*n, budget) && sides_of(*n); });
   // most graphs have no large scores
-  return large ? Walker{budget, of, notes}(roots, nullptr, depth) : roots;
+  return large ? ScoreBoundaries{budget, of, notes}(roots, nullptr, depth) : roots;
 }
 
 }  // namespace haliax
