@@ -30,7 +30,7 @@ using program::kAlignment;
 using program::points;
 
 // Fewest multiplications per element at which recomputation costs more than saving.
-constexpr std::int64_t kFewest = 96;
+constexpr std::int64_t kMinMultiplications = 96;
 
 // Returns the number of elements from the first to the last one that a view of the step reaches in
 // an iteration; none if it is not known.
@@ -52,14 +52,14 @@ bool same_view(const View& a, int in_a, View b, int in_b) {
   }
   return a == b;
 }
-bool same_product(const Step& s, int in_a, const Step& t, int in_b) {
+bool same_matmul(const Step& s, int in_a, const Step& t, int in_b) {
   if (s.kind != Kind::contract || t.kind != Kind::contract) return false;
   auto &a = s.contract, &b = t.contract;
-  auto plain = [](const Contract& c) {
+  auto is_plain = [](const Contract& c) {
     return !c.accumulate && c.block_mask.flags.slot < 0 && c.out.offset == 0 && c.out.terms.empty();
   };
-  return a.batch == b.batch && a.m == b.m && a.n == b.n && a.k == b.k && plain(a) && plain(b) &&
-         same_view(a.a, in_a, b.a, in_b) && same_view(a.b, in_a, b.b, in_b) &&
+  return a.batch == b.batch && a.m == b.m && a.n == b.n && a.k == b.k && is_plain(a) &&
+         is_plain(b) && same_view(a.a, in_a, b.a, in_b) && same_view(a.b, in_a, b.b, in_b) &&
          a.out.dtype == b.out.dtype && a.out.strides == b.out.strides;
 }
 
@@ -75,17 +75,17 @@ struct Reuse {
 
 struct ReuseSearch {
   const Program& p;
-  Accesses access = Accesses(p.slots.size());  // at steps of the Program
-  const std::vector<Access>& of(int slot) const { return access[std::size_t(slot)]; }
+  Accesses accesses = Accesses(p.slots.size());  // at steps of the Program
+  const std::vector<Access>& of(int slot) const { return accesses[std::size_t(slot)]; }
 
   explicit ReuseSearch(const Program& program) : p(program) {
     for (int at = 0; at < int(p.steps.size()); ++at) {
-      note(access, p.steps[std::size_t(at)], at);
-      each_step(p.steps[std::size_t(at)].body, [&](auto& s) { note(access, s, at); });
+      note(accesses, p.steps[std::size_t(at)], at);
+      each_step(p.steps[std::size_t(at)].body, [&](auto& s) { note(accesses, s, at); });
     }
   }
   // Returns true if only this loop accesses the slot, and only `writer` writes it.
-  bool inside(int slot, int loop, const Step& writer) const {
+  bool is_private(int slot, int loop, const Step& writer) const {
     auto own = [&](const Access& a) {
       return a.at == loop && a.view && (!a.writes || a.step == &writer);
     };
@@ -98,7 +98,7 @@ struct ReuseSearch {
   }
 
   // Returns the iterations that this slot can host; iterations = 0: none.
-  Reuse hosted(int slot, Reuse r, const Step& product) const {
+  Reuse with_host(int slot, Reuse r, const Step& matmul) const {
     auto& host = p.slot(slot);
     auto& loop = p.steps[std::size_t(r.later)].loop;
     if (host.home == Home::argument || host.gathered || of(slot).empty() ||
@@ -108,21 +108,21 @@ struct ReuseSearch {
     std::int64_t end = 0, step = 0;
     for (auto& a : of(slot)) {
       if (a.at != r.later) continue;
-      bool plain = a.view && a.writes &&
-                   (a.step->kind == Kind::contract || a.step->kind == Kind::fused) &&
-                   a.view->terms.size() == 1 && a.view->terms[0].loop == loop.variable &&
-                   a.view->terms[0].stride > 0;
-      auto reach = plain ? extent(*a.view, *a.step) : std::nullopt;
-      if (!reach) return r;
+      bool is_plain = a.view && a.writes &&
+                      (a.step->kind == Kind::contract || a.step->kind == Kind::fused) &&
+                      a.view->terms.size() == 1 && a.view->terms[0].loop == loop.variable &&
+                      a.view->terms[0].stride > 0;
+      auto extent_reached = is_plain ? extent(*a.view, *a.step) : std::nullopt;
+      if (!extent_reached) return r;
       auto bytes = bytes_of(a.view->dtype);
-      end = std::max(end, (a.view->offset + *reach) * bytes);
+      end = std::max(end, (a.view->offset + *extent_reached) * bytes);
       step = std::max(step, a.view->terms[0].stride * bytes);
     }
-    std::int64_t unit = bytes_of(product.contract.out.dtype),
+    std::int64_t unit = bytes_of(matmul.contract.out.dtype),
                  all = host.bytes / kAlignment * kAlignment, room = all - end;
-    auto reach = extent(product.contract.out, product);
-    if (!reach) return r;
-    auto each = aligned(*reach * unit);
+    auto extent_reached = extent(matmul.contract.out, matmul);
+    if (!extent_reached) return r;
+    auto each = aligned(*extent_reached * unit);
     // room >= iterations * each. The write of the last saved iteration must end before its saved
     // result: room >= each + (iterations - 1) * max(each, step).
     if (room < each) return r;
@@ -156,15 +156,16 @@ struct ReuseSearch {
     auto &first = p.steps[std::size_t(r.first)], &later = p.steps[std::size_t(r.later)];
     // The body of a conditional is not searched, since it saves no result if it is skipped.
     auto &original = first.body[r.original], &repeated = later.body[r.repeated];
-    if (!same_product(original, first.loop.variable, repeated, later.loop.variable)) return {};
+    if (!same_matmul(original, first.loop.variable, repeated, later.loop.variable)) return {};
     auto& c = repeated.contract;
-    if (points(c.k) < kFewest || is_written(c.a.slot, r) || is_written(c.b.slot, r)) return {};
-    if (!inside(original.contract.out.slot, r.first, original) ||
-        !inside(c.out.slot, r.later, repeated))
+    if (points(c.k) < kMinMultiplications || is_written(c.a.slot, r) || is_written(c.b.slot, r))
+      return {};
+    if (!is_private(original.contract.out.slot, r.first, original) ||
+        !is_private(c.out.slot, r.later, repeated))
       return {};
     std::optional<Reuse> found;
     for (int slot = 0; slot < int(p.slots.size()); ++slot)
-      if (auto h = hosted(slot, r, repeated); h.iterations > (found ? found->iterations : 0))
+      if (auto h = with_host(slot, r, repeated); h.iterations > (found ? found->iterations : 0))
         found = h;
     return found;
   }
@@ -183,20 +184,20 @@ void redirect(Step& loop, int slot, const Reuse& r) {
   });
 }
 // Returns the iterations from `first_iteration` on as a separate loop, with slots of its own.
-Step rest_of(Program& p, int top, const Accesses& access, std::int64_t first_iteration) {
+Step rest_of_loop(Program& p, int top, const Accesses& accesses, std::int64_t first_iteration) {
   Step rest = p.steps[std::size_t(top)];
-  auto was = rest.loop.variable;
+  auto old_variable = rest.loop.variable;
   rest.loop.variable = p.loops++;
   rest.loop.trips -= first_iteration;
-  std::map<int, int> variables{{was, rest.loop.variable}}, own;
+  std::map<int, int> variables{{old_variable, rest.loop.variable}}, own;
   each_step(rest.body, [&](Step& s) {
     if (s.kind == Kind::loop) {
       variables[s.loop.variable] = p.loops;
       s.loop.variable = p.loops++;
     }
   });
-  for (int slot = 0; slot < int(access.size()); ++slot) {
-    auto& use = access[std::size_t(slot)];
+  for (int slot = 0; slot < int(accesses.size()); ++slot) {
+    auto& use = accesses[std::size_t(slot)];
     bool here =
         !use.empty() && std::all_of(use.begin(), use.end(), [&](auto& a) { return a.at == top; });
     if (here && p.slot(slot).home == Home::arena) {
@@ -204,37 +205,38 @@ Step rest_of(Program& p, int top, const Accesses& access, std::int64_t first_ite
       p.slots.push_back(program::Slot(p.slot(slot)));
     }
   }
-  auto put = [](int& number, const std::map<int, int>& by) {
-    if (auto to = by.find(number); to != by.end()) number = to->second;
+  auto replace = [](int& index, const std::map<int, int>& replacements) {
+    if (auto to = replacements.find(index); to != replacements.end()) index = to->second;
   };
   each_step(rest.body, [&](Step& s) {
     for (auto& i : s.fused.code)
       if (i.code == Code::iota)
-        for (auto& t : i.view.terms) i.integer += t.loop == was ? first_iteration * t.stride : 0;
+        for (auto& t : i.view.terms)
+          i.integer += t.loop == old_variable ? first_iteration * t.stride : 0;
     each_view(s, [&](View& v, bool) {
-      put(v.slot, own);
+      replace(v.slot, own);
       for (auto& t : v.terms) {
-        if (t.loop == was && v.slot >= 0) v.offset += first_iteration * t.stride;
-        put(t.loop, variables);
-        put(t.slot, own);
+        if (t.loop == old_variable && v.slot >= 0) v.offset += first_iteration * t.stride;
+        replace(t.loop, variables);
+        replace(t.slot, own);
       }
     });
   });
   return rest;
 }
 
-void rewrite(Program& p, const Reuse& r, const Accesses& access) {
-  auto take = [&](int top, std::size_t product) {
+void rewrite(Program& p, const Reuse& r, const Accesses& accesses) {
+  auto save_first = [&](int top, std::size_t matmul) {
     std::optional<Step> rest;
     auto& step = p.steps[std::size_t(top)];
     auto& loop = step.loop;
     loop.parallel_slots = 0;  // saved results require sequential iterations
-    if (r.iterations < loop.trips) rest = rest_of(p, top, access, r.iterations);
+    if (r.iterations < loop.trips) rest = rest_of_loop(p, top, accesses, r.iterations);
     loop.trips = r.iterations;
-    redirect(step, step.body[product].contract.out.slot, r);
+    redirect(step, step.body[matmul].contract.out.slot, r);
     return rest;
   };
-  auto later = take(r.later, r.repeated), first = take(r.first, r.original);
+  auto later = save_first(r.later, r.repeated), first = save_first(r.first, r.original);
   auto& body = p.steps[std::size_t(r.later)].body;
   body.erase(body.begin() + std::ptrdiff_t(r.repeated));
   if (later) p.steps.insert(p.steps.begin() + r.later + 1, std::move(*later));
@@ -253,7 +255,7 @@ std::optional<Program> reuse_matmuls(const Program& p) {
     auto found = search.best();
     if (!found) return out;
     if (!out) out = p;
-    rewrite(*out, *found, search.access);
+    rewrite(*out, *found, search.accesses);
   }
 }
 
