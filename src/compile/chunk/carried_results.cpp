@@ -1,4 +1,4 @@
-// Loop results that are carried from chunk to chunk: a running max with the sums that it scales,
+// Loop results that are carried from tile to tile: a running max with the sums that it scales,
 // the state of a loop along the axis, and the state of a block scan.
 #include <algorithm>
 #include <cmath>
@@ -23,8 +23,8 @@ LoopResult carried(Monoid m, const NodePtr& start, const NodePtr& index) {
 
 }  // namespace
 
-// Returns a loop along the axis on one chunk. It starts from the final state of the previous chunk.
-// For example, a scan over 10 positions in chunks of 4 becomes an outer loop over the chunks at 0
+// Returns a loop along the axis on one tile. It starts from the final state of the previous tile.
+// For example, a scan over 10 positions in tiles of 4 becomes an outer loop over the tiles at 0
 // and 4, which scans 4 positions per iteration, and a remainder at 8, which scans 2 positions.
 NodePtr Region::loop_along_axis_on_tile(const NodePtr& n, std::size_t b) {
   Loop l = loop_of(*n);
@@ -66,7 +66,7 @@ struct Region::RunningMax {
   NodePtr shift, hidden;  // the shift by the running max; a flag: the running max is -inf
 };
 
-// Returns n, which is linear in exp(x - top), on a chunk, with the shift of the running max in
+// Returns n, which is linear in exp(x - top), on a tile, with the shift of the running max in
 // place of the final shift.
 NodePtr Region::with_running_shift(const NodePtr& n, const Node* top, const RunningMax& running,
                                    bool drops_nan, Memo& memo) {
@@ -97,12 +97,12 @@ NodePtr Region::with_running_shift(const NodePtr& n, const Node* top, const Runn
 }
 
 // Adds the running max, and the sums that are linear in exp(x - max), to the results of a loop.
-// Each iteration computes, with m the max so far and m' the max including this chunk:
+// Each iteration computes, with m the max so far and m' the max including this tile:
 //
-//     sum' = sum * exp(m - m') + sum over the chunk of exp(x - m')
+//     sum' = sum * exp(m - m') + sum over the tile of exp(x - m')
 //
 // While m' is -inf, exp(x - m') is NaN without a guard. It is computed as 0 instead, and the final
-// sum becomes NaN if the max is still not finite (see finished). If a select may drop the NaN
+// sum becomes NaN if the max is still not finite (see final_value). If a select may drop the NaN
 // (`drops_nan`), the exponential is NaN during the loop as well, and the sum restarts at 0 in the
 // iteration in which the max first exceeds -inf.
 void Region::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
@@ -122,7 +122,7 @@ void Region::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
     // The max exceeds -inf for the first time.
     auto first_finite =
         prim::map(prim::kBitAnd, {is_initial, prim::logical_not(running.hidden)}, DType::boolean);
-    // The scale is 1 as long as the max before this chunk is -inf.
+    // The scale is 1 as long as the max before this tile is -inf.
     auto scale = prim::exp(prim::sub(prim::select(is_initial, shift, shift_of(previous)), shift));
     max.value.push_back(now);
     Memo memo[2];  // by `drops_nan`
@@ -147,7 +147,7 @@ void Region::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
   }
 }
 
-// Returns the state of a block scan as loop results that are carried from chunk to chunk.
+// Returns the state of a block scan as loop results that are carried from tile to tile.
 std::vector<LoopResult> Region::initial_state(const BlockScan& t) const {
   std::vector<LoopResult> out;
   for (auto& x : t.start) out.push_back(carried(Monoid::sum, x, index_[0]));

@@ -1,4 +1,4 @@
-// Replaces the regions of chunked_reduce calls by loops over chunks, level by level.
+// Replaces the regions of chunked_reduce calls by loops over tiles, level by level.
 #include "compile/chunk/chunk.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ bool of_region(const Loop& l) { return origin_of(l) == LoopOrigin::region; }
 }  // namespace
 
 // For example, the gradient of an f32 parameter that is cast to bf16 for a matmul is the sum of a
-// matmul over chunks. The gradient stays f32 throughout, instead of being rounded to bf16 and cast.
+// matmul over tiles. The gradient stays f32 throughout, instead of being rounded to bf16 and cast.
 Nodes f32_matmuls(const Nodes& roots) {
   auto all = all_nodes(roots);
   auto users = users_of(all, roots);

@@ -1,10 +1,11 @@
-// chunked_reduce: regions of a graph, computed chunk by chunk.
+// chunked_reduce: regions of a graph, computed tile by tile. A tile is a block of the tiled axis,
+// which the public interface calls a chunk.
 //
 // In      a graph after differentiation, in which boundaries (prim::enter, prim::leave) mark the
 //         regions of chunked_reduce calls, forward and backward.
-// Out     loops over chunks in place of the regions, and no boundaries.
+// Out     loops over tiles in place of the regions, and no boundaries.
 // Always  the values are those of the untiled graph:
-//         - Nodes that have the tiled axis are computed chunk by chunk.
+//         - Nodes that have the tiled axis are computed tile by tile.
 //         - A reduction over the tiled axis becomes a result of a loop, and nodes that depend on it
 //           read its final value.
 //         - An op that needs the full axis raises an error that names the op.
@@ -18,10 +19,10 @@
 
 namespace haliax {
 
-// Computes 16-bit matmuls of a region in f32 if they are summed over chunks or leave the region,
+// Computes 16-bit matmuls of a region in f32 if they are summed over tiles or leave the region,
 // and are only read as f32.
 Nodes f32_matmuls(const Nodes& roots);
-// Replaces the regions of calls that are inside of at least `depth` loops by loops over chunks.
+// Replaces the regions of calls that are inside of at least `depth` loops by loops over tiles.
 //
 // - ring: iterates over the keys of scores in as many blocks as devices share the queries, for
 //   ring attention.
@@ -31,7 +32,7 @@ Nodes tile_regions(const Nodes& roots, const ChunkTrial&, int depth, bool ring,
 // Returns true if there is a region of scores whose queries are sharded over several devices.
 bool shares_queries(const Nodes& roots);
 // Raises, while the call is traced, if the regions between these boundaries cannot be tiled, or if
-// the smallest chunks exceed the budget of the call.
+// the smallest tiles exceed the budget of the call.
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& boundaries,
                   const ChunkTrial&);
 

@@ -13,7 +13,7 @@ namespace {
 using Set = std::unordered_set<const Node*>;
 
 // A value between regions, in[0], and the values that it waits for, in[1...]. A barrier would be
-// lost while a region is tiled, since its value is computed on each chunk without the dependency.
+// lost while a region is tiled, since its value is computed on each tile without the dependency.
 const Op kBetween{.name = "between", .kind = Kind::step};
 
 // Returns the nodes that some of these nodes read, directly or transitively.
@@ -52,8 +52,10 @@ Set subgraph_nodes(const Nodes& level, const Regions& regions, bool with_between
 }
 
 struct OutsideNodes {
-  std::unordered_map<const Node*, Nodes> from;  // planned values that a node is computed from
-  Set exits;  // planned values with a reader on which no planned value depends
+  // From a node to the values of the subgraph that it is computed from.
+  std::unordered_map<const Node*, Nodes> from;
+  // Values of the subgraph with a reader on which no node of the subgraph depends.
+  Set exits;
 };
 OutsideNodes outside_nodes(const Nodes& level, const Set& own) {
   OutsideNodes out;

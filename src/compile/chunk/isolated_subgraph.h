@@ -1,4 +1,4 @@
-// Copies the regions of one call into a graph of their own, in which the search for chunk sizes
+// Copies the regions of one call into a graph of their own, in which the search for tile sizes
 // compiles candidates.
 #pragma once
 #include "compile/chunk/region.h"

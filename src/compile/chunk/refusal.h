@@ -4,8 +4,8 @@
 
 namespace haliax {
 
-// Raised by Region and by the search for chunks. The search tries another plan after a refusal; the
-// user sees it as an error if no plan is left. No other error is an answer: it propagates.
+// Raised by Region and by the search for tile sizes. The search tries another plan after a refusal;
+// the user sees it as an error if no plan is left. No other error is an answer: it propagates.
 class Refusal : public Error {
  public:
   using Error::Error;

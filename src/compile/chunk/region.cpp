@@ -93,7 +93,7 @@ void Region::refuse(const Node& n, const std::string& why) const {
       std::string(prim::user_name(n)) + " " + why + " over the tiled axis " + to_string(axis_)));
 }
 
-// Marks the nodes between a `leave` and an `enter` as bridges, which are computed on chunks as
+// Marks the nodes between a `leave` and an `enter` as bridges, which are computed on tiles as
 // well. For example, the cotangent of a token may be computed from the loss of the same token. A
 // bridge does not cross the boundaries of another call, which is tiled by itself.
 void Region::find_bridges() {
@@ -133,7 +133,7 @@ const BlockScan* Region::scan_of(const Node& n) const {
   return t ? &*t : nullptr;
 }
 // Returns true, and stores the block scan, if n needs the full axis and is computed by a scan over
-// its chunks. Excludes nodes in the body of a loop: each iteration would need a state of its own.
+// its tiles. Excludes nodes in the body of a loop: each iteration would need a state of its own.
 bool Region::infer_scan(const NodePtr& n) {
   auto t = n->op->block_scan && !in_body(*n) ? n->op->block_scan(n, {}) : std::nullopt;
   if (!t) return false;
@@ -272,8 +272,8 @@ Name Region::name_in(const Node& n) const {
     if (x && is_tiled(x)) return is_input(*x) ? axis_.name : facts_of(*x).role.axis;
   return axis_.name;
 }
-// Returns true if n gathers from, or scatters to, in[0] by index along the axis. On a chunk, n
-// processes only the indices that are inside of the chunk.
+// Returns true if n gathers from, or scatters to, in[0] by index along the axis. On a tile, n
+// processes only the indices that are inside of the tile.
 bool Region::indexes_along(const Node& n, Name a) const {
   if (!n.op->on_block || n.in.empty() || !has_axis(*n.in[0], a)) return false;
   // The ids may have an axis with this name that is not the tiled one, for example the k first
@@ -283,7 +283,7 @@ bool Region::indexes_along(const Node& n, Name a) const {
   return along(n, 0, a).way == Along::Way::pick || (has(indexed_axes(n), a) && !clashes);
 }
 
-// Returns the monoid that merges the results of the chunks. Returns none if they cannot be merged.
+// Returns the monoid that merges the results of the tiles. Returns none if they cannot be merged.
 std::optional<Monoid> Region::reduction_monoid(const Node& n) const {
   if (is_loop_result(n)) {
     auto& r = result_of(n);
@@ -294,8 +294,7 @@ std::optional<Monoid> Region::reduction_monoid(const Node& n) const {
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || is_order_only(n, k) || !is_tiled(n.in[k])) continue;
     auto rule = along(n, k, a);
-    if (k == 0 && indexes_along(n, a))
-      return Monoid::sum;  // each index is inside of one chunk only
+    if (k == 0 && indexes_along(n, a)) return Monoid::sum;  // each index is inside of one tile only
     if (rule.way == Along::Way::fold) return rule.monoid;
   }
   return {};
@@ -323,7 +322,7 @@ void Region::check(const NodePtr& n) const {
     if (way == Way::full) refuse(*n, "requires all positions at once");
   }
   auto partial = [&](const NodePtr& x) { return x && facts_of(*x).role.partial; };
-  // In the body of a loop, `partial` nodes have the sum of one chunk, and the chunks are added
+  // In the body of a loop, `partial` nodes have the sum of one tile, and the tiles are added
   // after the loop. Therefore the ops that follow such a sum must be linear.
   if (partial(n)) {
     bool sums = false;
@@ -340,9 +339,9 @@ void Region::check(const NodePtr& n) const {
   }
 }
 
-// Raises a Refusal unless the loop along the axis can be computed chunk by chunk, with its state
-// carried between chunks. At each position, the loop must read only this position of the nodes on
-// chunks. For example, it may read x[i], but neither x[i - 1] nor all of x.
+// Raises a Refusal unless the loop along the axis can be computed tile by tile, with its state
+// carried between tiles. At each position, the loop must read only this position of the nodes on
+// tiles. For example, it may read x[i], but neither x[i - 1] nor all of x.
 void Region::check_loop_along_axis(const Node& n, Name a) const {
   auto& l = loop_of(n);
   auto* index = l.index[0].get();
@@ -367,7 +366,7 @@ bool Region::is_reversed(int pass) const {
   return i == directions_.end() ? reverse_ : i->second;
 }
 
-// Returns the pass that computes x if a chunk of x is read (`tile`), and otherwise the number of
+// Returns the pass that computes x if a tile of x is read (`tile`), and otherwise the number of
 // passes that must finish before the full x is available.
 int Region::pass_of(const NodePtr& x, bool tile) const {
   auto& order = facts_of(*x).order;
@@ -496,7 +495,7 @@ int Region::assign_passes() {
 }
 
 // Selects the nodes that later passes read from a stacked result instead of rematerializing them:
-// - nodes that carry a state from chunk to chunk (carries_state);
+// - nodes that carry a state from tile to tile (carries_state);
 // - with `small`: reductions, contractions and other nodes that need work, if they have at most 1/8
 //   of the bytes of the largest intermediate, such as the logsumexp of each row.
 // A reader in the body of a loop counts as well. Other nodes are rematerialized, and the same rule

@@ -1,11 +1,11 @@
 // The region of a chunked_reduce along one axis: the nodes between the boundaries `enter` and
-// `leave`, and the loops over chunks that replace them.
+// `leave`, and the loops over tiles that replace them.
 //
-// - A node that has the tiled axis is computed chunk by chunk.
+// - A node that has the tiled axis is computed tile by tile.
 // - A reduction over the axis becomes a result of a loop.
 // - A node that reads only final results of reductions is outside of the region.
 //
-// The loops run one after another, each a pass over the data. A node on a chunk that reads a final
+// The loops run one after another, each a pass over the data. A node on a tile that reads a final
 // value of one pass is computed in the next pass. For example, given the tiled axis `pos` and
 // y = x / sum(x, pos), pass 0 computes the sum, and pass 1 reads x again and computes y.
 #pragma once
@@ -24,7 +24,7 @@ struct TileOptions {      // how a region is tiled
   std::int64_t size = 1;  // positions per iteration
   // true: saves small values that a later pass reads; false: rematerializes them
   bool save_small = true;
-  bool reverse = false;             // last chunk first
+  bool reverse = false;             // last tile first
   bool of_scores = false;           // see Loop
   std::string form = {}, why = {};  // for reports
 };
@@ -37,7 +37,7 @@ class Region {
   Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around = nullptr);
   bool empty() const { return empty_; }
   const Axis& axis() const { return axis_; }
-  // Returns true if the node is computed on chunks or is a reduction over the tiled axis.
+  // Returns true if the node is computed on tiles or is a reduction over the tiled axis.
   bool contains(const NodePtr& n) const { return n && facts_of(*n).role.inside; }
   // Returns true if the node is in the region and has the tiled axis, or is an entered array
   // (is_input).
@@ -50,20 +50,20 @@ class Region {
   Nodes reductions() const;
   // Returns true if x, which is outside of the region, is an elementwise function of fewer bytes
   // than its own. Examples are a one-hot of ids, and a mask, a random draw or a bias by position.
-  // Such a value is computed on each chunk and never materialized in full.
+  // Such a value is computed on each tile and never materialized in full.
   bool is_expanded(const NodePtr& x) const { return is_expanded(x, axis_.name); }
   bool is_expanded(const NodePtr& x, Name a) const;
   // Returns the bytes of the sums whose accumulation dtype is wider than their own dtype, in the
   // accumulation dtype: a sum of bf16 is carried between iterations in f32.
   std::int64_t wide_accumulator_bytes();
-  // Returns the final values of earlier passes that nodes on chunks of later passes read.
+  // Returns the final values of earlier passes that nodes on tiles of later passes read.
   Nodes values_between_passes();
   // Returns the roots without the barriers by which a node outside of the region waits for a node
   // inside. Returns the roots unchanged for ChunkForm::recompute.
   Nodes without_barriers() const;
   // Returns the roots with loops in place of the region. Requires roots without such barriers.
   Nodes tile(const TileOptions&);
-  // Returns the loop indices, one per body: [full chunks, remainder].
+  // Returns the loop indices, one per body: [full tiles, remainder].
   const Nodes& index() const { return index_; }
 
  private:
@@ -88,20 +88,20 @@ class Region {
       bool inside = false;
       // The name of the tiled axis in this node (vmap renames it). Empty: the node lacks the axis.
       Name axis = {};
-      bool partial = false;         // a sum over the axis in the body of a loop, hence of one chunk
+      bool partial = false;         // a sum over the axis in the body of a loop, hence of one tile
       bool never_computed = false;  // `unread`, needs the full axis, and is never computed
-      // The scan that computes an op which needs the full axis, chunk by chunk.
+      // The scan that computes an op which needs the full axis, tile by tile.
       std::optional<BlockScan> scan = {};
     } role = {};
     // The pass in which the node is computed.
     struct Order {
-      int pass = -1;  // index of the pass; -1: the node is not computed on a chunk
+      int pass = -1;  // index of the pass; -1: the node is not computed on a tile
       int ready = 0;  // number of passes that must finish before the full value is available
       Streamed streamed = {};
       Nodes rescaled = {};  // for a max: the reductions that are computed with the running max
       Nodes gathers = {};   // for positions (argmax, top_k): the gathers at these positions
     } order = {};
-    Nodes tiles = {};                    // the value on a chunk, one per body
+    Nodes tiles = {};                    // the value on a tile, one per body
     Nodes carried = {};                  // for a loop along the axis: the carried state
     std::vector<LoopResult> state = {};  // for an op with a running block scan: the state
   };
@@ -118,7 +118,7 @@ class Region {
   bool is_input(const Node&) const;
   bool leaves(const Node&) const;
   // Returns true if x has left the region where `reader` reads it: it reads the full array, not a
-  // chunk.
+  // tile.
   bool is_read_in_full(const NodePtr& x, const Node& reader) const;
   // Returns true if n has an axis with this name and the size of the tiled axis. The result of
   // top_k has an axis with the same name but another size.
@@ -129,8 +129,8 @@ class Region {
   bool infer_role(const NodePtr&);
   void exclude_cheap_reductions();
   bool in_body(const Node&) const;  // in the body of a loop of the level
-  // Returns true if x is computed once per chunk. A reduction over the axis, outside of the loops
-  // of the level, is not: it is a result of the loop over the chunks.
+  // Returns true if x is computed once per tile. A reduction over the axis, outside of the loops
+  // of the level, is not: it is a result of the loop over the tiles.
   bool on_tile(const NodePtr& x) const {
     return is_tiled(x) || facts_of(*x).role.partial || (x->op == &kLoop && contains(x));
   }
@@ -157,13 +157,13 @@ class Region {
   bool indexes_along(const Node&, Name) const;
   bool is_lookup_by_position(const Node&, Name) const;
   // Returns the block scan of an op that needs the full axis and is computed by a scan over its
-  // chunks. Returns null for other nodes.
+  // tiles. Returns null for other nodes.
   const BlockScan* scan_of(const Node&) const;
   bool infer_scan(const NodePtr&);
-  // Returns true if n has the axis and carries a state from chunk to chunk: an op with a running
+  // Returns true if n has the axis and carries a state from tile to tile: an op with a running
   // block scan, such as a cumulative sum, or a loop along the axis.
   bool carries_state(const Node&) const;
-  Nodes inputs_on_tile(const NodePtr&) const;  // the nodes from which it is computed on a chunk
+  Nodes inputs_on_tile(const NodePtr&) const;  // the nodes from which it is computed on a tile
 
   // ---- tile_region.cpp ----
   Block block(Name a, std::size_t body) const {
@@ -179,7 +179,7 @@ class Region {
   // outside of the region that depend on these.
   struct Finals {
     const Node* around;
-    // `of` maps a node to its final value. `tiles` maps the chunk of a stacked node to a slice of
+    // `of` maps a node to its final value. `tiles` maps the tile of a stacked node to a slice of
     // the stacked value, which later loops read rather than rematerialize.
     Rewrite of = {}, tiles = {};
     std::unordered_set<const Node*> unchanged =
@@ -217,13 +217,13 @@ class Region {
   std::unordered_set<const Node*> along_axis_;    // those of loops along the tiled axis
   // From a carry to its loop and the index of its result.
   std::unordered_map<const Node*, std::pair<NodePtr, std::size_t>> owner_;
-  // Nodes by the pass that computes them. reductions_: reductions. stacked_: nodes whose chunks are
-  // stacked along the axis. stateful_: nodes that carry a state from chunk to chunk
+  // Nodes by the pass that computes them. reductions_: reductions. stacked_: nodes whose tiles are
+  // stacked along the axis. stateful_: nodes that carry a state from tile to tile
   // (carries_state).
   std::map<int, Nodes> reductions_, stacked_, stateful_;
-  // Passes whose direction a node of stateful_ determines. true: last chunk first.
+  // Passes whose direction a node of stateful_ determines. true: last tile first.
   std::map<int, bool> directions_;
-  // From a node outside of the region and its name of the axis to its chunks, one per body.
+  // From a node outside of the region and its name of the axis to its tiles, one per body.
   std::map<std::pair<const Node*, const NameData*>, Nodes> outside_tiles_;
 };
 

@@ -1,4 +1,4 @@
-// Chooses chunk sizes by planned bytes and estimated time.
+// Chooses tile sizes by planned bytes and estimated time.
 #include "compile/chunk/search.h"
 
 #include <algorithm>
@@ -48,10 +48,10 @@ constexpr std::int64_t kMaxRingBlockBytes = 4 << 20;
 
 // ---- the search ----
 
-// Returns the largest chunk size up to `positions` that divides the block of a device, so that each
+// Returns the largest tile size up to `positions` that divides the block of a device, so that each
 // device can iterate over its own block of the axis. For example, given 10 positions of an axis of
 // 96 on 4 devices, returns 8. Returns `positions` if the axis has one block or unequal blocks, or
-// if one chunk holds the full axis.
+// if one tile holds the full axis.
 std::int64_t size_in_block(const ChunkKey& k, std::int64_t positions) {
   if (k.blocks == 1 || positions >= k.size || k.size % k.blocks) return positions;
   auto own = k.size / k.blocks;
@@ -83,7 +83,7 @@ std::string text_of(std::int64_t bytes) {
 }
 
 // Returns the number of contractions per position. Only the first body of a loop is counted, since
-// the body of a smaller last chunk has the same contractions for other positions.
+// the body of a smaller last tile has the same contractions for other positions.
 int contractions_of(const Nodes& roots, const Node* index) {
   std::unordered_set<const Node*> seen;
   Nodes todo(roots);
@@ -167,13 +167,13 @@ class TileSearch {
     return use_rows ? with_reason(*rows, tiles) : with_reason(*tiles, rows);
   }
 
-  // Returns the plan with the smallest chunks. Raises a Refusal if it exceeds the budget, unless
+  // Returns the plan with the smallest tiles. Raises a Refusal if it exceeds the budget, unless
   // the call is one of scores.
   Trial smallest() const {
     auto t = try_plan(inner_axes_.empty() ? plan_rows(sizes_of(outer_axes_, 1), {})
                                           : plan_rows_and_columns(1, 1));
     // A sum over rows that has a wider dtype than its result is materialized in full while the loop
-    // iterates over single rows. Chunks of all rows and one column may need less memory.
+    // iterates over single rows. Tiles of all rows and one column may need less memory.
     if (!inner_axes_.empty())
       if (auto all = try_plan(plan_rows_and_columns(positions(outer_axes_), 1));
           all.bytes < t.bytes)
@@ -255,8 +255,8 @@ class TileSearch {
       added_axis_.reset();
     }
   }
-  // Returns chunk sizes of these axes that have about `positions` positions together. The last axis
-  // is filled first: given 128 positions of axes (8, 64), returns chunks of (2, 64).
+  // Returns tile sizes of these axes that have about `positions` positions together. The last axis
+  // is filled first: given 128 positions of axes (8, 64), returns tiles of (2, 64).
   static TileSizes sizes_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
     TileSizes sizes;
     std::int64_t inner = 1;
@@ -316,14 +316,14 @@ class TileSearch {
     }
     return fits;
   }
-  // Returns a chunk size of at most c with chunks of equal or nearly equal sizes. Large sizes are
-  // multiples of block sizes that suit the machine, if the chunks cannot be equal.
+  // Returns a tile size of at most c with tiles of equal or nearly equal sizes. Large sizes are
+  // multiples of block sizes that suit the machine, if the tiles cannot be equal.
   static std::int64_t round_size(std::int64_t c, std::int64_t size) {
     if (c >= size) return size;
     std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
     auto iterations = (size + c - 1) / c;
     for (auto t = iterations; t <= iterations + iterations / 5; ++t)
-      if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last chunk
+      if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last tile
     auto even = ((size + iterations - 1) / iterations + unit - 1) / unit * unit;
     return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
   }
@@ -332,7 +332,7 @@ class TileSearch {
     return largest_fit(positions(keys),
                        [&](std::int64_t c) { return plan_rows(sizes_of(keys, c), {}); });
   }
-  // Returns a plan over rows with these chunk sizes. If the keys rotate around a ring
+  // Returns a plan over rows with these tile sizes. If the keys rotate around a ring
   // (`ring_keys_`), adds a loop over blocks of keys around the loop over queries. It is the
   // outermost loop if a block has at most kMaxRingBlockBytes bytes. Otherwise, it is inside of as
   // many loops over `added_axes` as that needs.

@@ -1,4 +1,4 @@
-// Chooses the chunk sizes of a call of chunked_reduce by its planned bytes, which are exact, and by
+// Chooses the tile sizes of a call of chunked_reduce by its planned bytes, which are exact, and by
 // an estimate of time. For each candidate, the search compiles the regions of the call alone with
 // the passes that follow.
 //
@@ -25,7 +25,7 @@ using ChunkTrial = std::function<TrialResult(const Nodes& roots, const Nodes& in
 // Returns the plan of a call. ring: see tile_regions.
 TilePlan plan_tiles(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&,
                     bool ring);
-// Raises if the call has a budget, and even the smallest chunks exceed it.
+// Raises if the call has a budget, and even the smallest tiles exceed it.
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&);
 
 }  // namespace haliax

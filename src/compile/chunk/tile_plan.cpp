@@ -1,4 +1,4 @@
-// Applies a plan of chunk sizes to the regions of one call.
+// Applies a plan of tile sizes to the regions of one call.
 #include "compile/chunk/tile_plan.h"
 
 #include "compile/chunk/defer_normalization.h"

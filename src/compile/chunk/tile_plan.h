@@ -1,4 +1,4 @@
-// Tiles one call of chunked_reduce as a plan specifies: replaces its regions by loops over chunks.
+// Tiles one call of chunked_reduce as a plan specifies: replaces its regions by loops over tiles.
 //
 // In      the roots of one level, with region boundaries.
 // Out     the same values, without the boundaries of this call. Boundaries of other calls remain.
@@ -13,8 +13,8 @@ namespace haliax {
 // Tiled axes, outermost loop first, with their positions per iteration.
 using TileSizes = std::vector<std::pair<ChunkKey, std::int64_t>>;
 
-// The chunk sizes of one call. For example, attention with scores (batch 8, heads 12, q 1024,
-// k 1024) may have the chunk sizes batch 1, heads 1, q 64. Then the loop over q is innermost, and
+// The tile sizes of one call. For example, attention with scores (batch 8, heads 12, q 1024,
+// k 1024) may have the tile sizes batch 1, heads 1, q 64. Then the loop over q is innermost, and
 // an iteration computes scores (q 64, k 1024).
 struct TilePlan {
   ChunkKey call;

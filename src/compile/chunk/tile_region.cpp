@@ -1,4 +1,4 @@
-// Builds the nodes of a region on one chunk, and the loops over all chunks.
+// Builds the nodes of a region on one tile, and the loops over all tiles.
 #include <algorithm>
 #include <cmath>
 
@@ -9,14 +9,14 @@
 
 namespace haliax {
 
-// Returns the axes of a value on a chunk. An axis with this name but another size is unchanged, as
+// Returns the axes of a value on a tile. An axis with this name but another size is unchanged, as
 // in the result of top_k.
 Axes Region::axes_on_tile(Axes axes, Name a, std::size_t b) const {
   for (auto& x : axes)
     if (x.name == a && x.size == axis_.size) x.size = prim::index_chunk(*index_[b]);
   return axes;
 }
-// Returns the part of x that an iteration of body b reads: the value computed on the chunk, a slice
+// Returns the part of x that an iteration of body b reads: the value computed on the tile, a slice
 // of an array outside of the region, or x itself if it lacks the axis.
 NodePtr Region::tile_of(const NodePtr& x, Name a, std::size_t b) {
   if (auto& tiles = facts_of(*x).tiles; !tiles.empty()) return tiles[b];
@@ -56,7 +56,7 @@ bool Region::is_expanded(const NodePtr& x, Name a) const {
     if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) ||
         !seen.insert(n.get()).second)
       continue;
-    if (owner_.count(n.get())) continue;  // the loop of this carry is rebuilt on the chunk
+    if (owner_.count(n.get())) continue;  // the loop of this carry is rebuilt on the tile
     bool scatters = indexes_along(*n, name) && prim::is_number(n->in[0]);
     // Sharding constraints count as well, since random draws may have one.
     bool is_view =
@@ -74,7 +74,7 @@ bool Region::is_expanded(const NodePtr& x, Name a) const {
   return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
 }
 
-// Returns n on the chunks of its operands. `a`: the name of the tiled axis, see name_in.
+// Returns n on the tiles of its operands. `a`: the name of the tiled axis, see name_in.
 NodePtr Region::node_on_tile(const NodePtr& n, Name a, std::size_t b) {
   OriginScope here(n->origin);
   // barrier of a branch of `cond`
@@ -98,11 +98,11 @@ NodePtr Region::node_on_tile(const NodePtr& n, Name a, std::size_t b) {
     in.push_back(in_full ? x : tile_of(x, inner, b));
   }
   auto axes = contains(n) && !is_tiled(n) ? n->axes : axes_on_tile(n->axes, a, b);
-  // A chunk processes the indices that are inside of it.
+  // A tile processes the indices that are inside of it.
   if (from_table) return prim::on_block(*n, std::move(in), axes, {block(a, b)});
   if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !is_tiled(n))
-    // The initial value is added once, as the start of the loop result (see folded). Each chunk
-    // starts at the identity.
+    // The initial value is added once, as the start of the loop result (see reduction_result). Each
+    // tile starts at the identity.
     in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);
   return prim::rebuilt(*n, std::move(in), axes);
 }
@@ -162,7 +162,7 @@ NodePtr Region::final_value(const NodePtr& n, const NodePtr& result, Finals& fin
 
 // Replaces the values that the bodies read from outside by final values. A node outside of the
 // bodies, such as a layer after the region, is computed once for all passes and the roots. A loop
-// outside may contain the same chunks in its own body, and still computes them there.
+// outside may contain the same tiles in its own body, and still computes them there.
 void Region::read_final_values(Loop& l, Finals& finals) const {
   Rewrite known = finals.tiles;
   auto read = [&](const NodePtr& x) {
@@ -199,7 +199,7 @@ Nodes Region::tile(const TileOptions& options) {
   reverse_ = options.reverse;
   const int passes = assign_passes();
   save_for_later_passes(options.save_small);
-  // The axis may be a chunk of an enclosing call, and shorter than the chunk of this call.
+  // The axis may be a tile of an enclosing call, and shorter than the tile of this call.
   const auto size = std::min(options.size, axis_.size);
   index_ = {prim::index(axis_, 0, size, 0, LoopOrigin::region)};
   if (auto left = axis_.size % size)

@@ -31,7 +31,7 @@ std::size_t add_result(Loop&, const LoopResult&);
 struct IterationResult {
   NodePtr value, carry;
 };
-// Flags of an iteration that computes a chunk. Without axes.
+// Flags of an iteration that computes a tile. Without axes.
 struct IterationFlags {
   // False if the iteration leaves all results unchanged: a mask is false everywhere, and the values
   // that replace the scores have no effect, since the running maximum is at least as large and exp

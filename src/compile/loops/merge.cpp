@@ -38,7 +38,7 @@ struct Graph {
   }
 };
 
-// Recomputes x chunk by chunk inside body b of loop `a`. This is possible if x is computed from
+// Recomputes x tile by tile inside body b of loop `a`. This is possible if x is computed from
 // stacked results of `a` by ops that map along the loop axis. Returns null if x needs a final
 // result. Only nodes that depend on `a` are pulled in; otherwise the entire model would follow.
 struct PullIn {

@@ -15,7 +15,7 @@ struct Lowering::LoweredLoop {
   std::vector<std::vector<IterationPart>> parts = {};  // parts of each body
   std::vector<Place> places = {};                      // place of each result
   std::vector<bool> added = {};                        // by result: it is added to an existing sum
-  bool may_skip = false;      // an iteration may end before it stacks its results
+  bool may_skip = false;      // an iteration may be skipped, and then stacks no results
   bool has_deferred = false;  // the iterations run in two passes (`IterationPart::deferred`)
 };
 
@@ -56,7 +56,7 @@ void Lowering::loop(const NodePtr& n) {
   for (bool deferred : {false, true})
     for (std::size_t position = 0; position < l.index.size() && (!deferred || t.has_deferred);
          ++position)
-      // The remainder chunk has the last positions of the axis.
+      // The remainder tile has the last positions of the axis.
       body(t, l.reverse ? l.index.size() - 1 - position : position, deferred);
   for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), t.places[k]);
   retained_.insert(retained_.end(), results.begin(), results.end());

@@ -45,7 +45,7 @@ struct MatmulAxes {
 // Returns roots with the same values, in which contractions under a mask skip blocks. The axes that
 // are split into blocks depend on the contraction:
 //
-// - In an iteration of a loop over chunks of scores: keys.
+// - In an iteration of a loop over tiles of scores: keys.
 // - Outside of such loops, for matrices: keys and queries, if the machine's kernels skip blocks.
 // - Outside of such loops, for one query: keys, under the same condition.
 Nodes masked_matmuls(const Nodes& roots, const program::Machine& machine);
