@@ -161,14 +161,14 @@ std::vector<IterationPart> parts_of_iteration(const Loop& l, std::size_t body, b
 }  // namespace
 
 IterationFlags iteration_flags(const std::vector<IterationResult>& results, const Node* index,
-                               const Axis& chunk) {
+                               const Axis& tile) {
   Nodes values, masks;
   for (auto& r : results) values.push_back(r.value);
   for (auto& n : level_of(values, index)) {
     if (n->op == &kCollective) return {};  // other devices wait for the collective
     if (n->op->kind != Kind::reduce && n->op->kind != Kind::contract) continue;
     for (auto& x : n->in)
-      for (auto& m : analysis::masks_of(x, chunk.name))
+      for (auto& m : analysis::masks_of(x, tile.name))
         if (!holds(masks, m)) masks.push_back(m);
   }
   IterationFlags out;
@@ -176,11 +176,11 @@ IterationFlags iteration_flags(const std::vector<IterationResult>& results, cons
     Nodes if_zero, stay;
     bool known = true;
     for (auto& r : results) {
-      auto value = analysis::value_if_never_true(r.value, m.get(), chunk.name, index, if_zero);
+      auto value = analysis::value_if_never_true(r.value, m.get(), tile.name, index, if_zero);
       known &= value && (r.carry || prim::is_number(value, 0));
       if (known && r.carry) stay.push_back(analysis::unchanged_flag(value, r.carry));
     }
-    auto may = known ? analysis::may_be_true(m, {{chunk, chunk.size}}) : nullptr;
+    auto may = known ? analysis::may_be_true(m, {{tile, tile.size}}) : nullptr;
     if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
     for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
     may = prim::reduce(Monoid::max, may, {});

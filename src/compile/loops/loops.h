@@ -41,7 +41,7 @@ struct IterationFlags {
   NodePtr may_be_true = {};
 };
 IterationFlags iteration_flags(const std::vector<IterationResult>&, const Node* index,
-                               const Axis& chunk);
+                               const Axis& tile);
 // Returns the value of an iteration as if it were computed without tiles of other axes. Null: not
 // applicable.
 NodePtr untiled(const NodePtr& value, const Node* index);
