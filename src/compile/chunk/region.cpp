@@ -426,13 +426,13 @@ int Region::assign_passes() {
   for (auto* m : {&reductions_, &stacked_, &stateful_}) m->clear();
   for (auto& [n, m] : members_) m.order = {};
   directions_.clear();
+  passes_ = 0;
   std::unordered_map<const Node*, int> pass_of_reduction;
   auto add_reduction = [&](const NodePtr& n, int at) {
     reductions_[at].push_back(n);
     pass_of_reduction[n.get()] = at;
     member(*n).order.ready = at + 1;
   };
-  int passes = 0;
   for (auto& n : level_) {
     int at = first_pass(n);
     if (!contains(n) || facts_of(*n).role.never_computed) {
@@ -453,7 +453,7 @@ int Region::assign_passes() {
       order.streamed = s;
       if (leaves(*n)) {
         stacked_[at].push_back(n);
-        passes = std::max(passes, at + 1);
+        passes_ = std::max(passes_, at + 1);
       }
 
       continue;
@@ -482,16 +482,16 @@ int Region::assign_passes() {
       }
     }
     add_reduction(n, at);
-    passes = std::max(passes, at + 1);
+    passes_ = std::max(passes_, at + 1);
   }
   for (auto& r : roots_)
     if (contains(r) && is_tiled(r) && !leaves(*r) && r->op != &prim::kEnter) {
       auto at = pass_of(r, true);
       auto& list = stacked_[at];
       if (!holds(list, r)) list.push_back(r);
-      passes = std::max(passes, at + 1);
+      passes_ = std::max(passes_, at + 1);
     }
-  return passes;
+  return passes_;
 }
 
 // Selects the nodes that later passes read from a stacked result instead of rematerializing them:

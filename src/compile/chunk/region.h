@@ -45,6 +45,7 @@ class Region {
   // Returns the number of passes that the region needs, one loop each. Raises a Refusal that names
   // the op if a node cannot be tiled.
   int assign_passes();
+  int passes() const { return passes_; }  // as assigned
   // Returns the reductions of these passes, such as sums and maxima. Requires a call of
   // `assign_passes`.
   Nodes reductions() const;
@@ -210,6 +211,7 @@ class Region {
   // Gradients then have passes of their own (ChunkForm::recompute).
   const bool barriers_split_passes_;
   bool reverse_ = false, empty_ = true;
+  int passes_ = 0;
   Axis axis_;
   Nodes roots_, level_, index_;
   std::unordered_map<const Node*, Member> members_;

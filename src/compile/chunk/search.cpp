@@ -7,37 +7,13 @@
 
 #include "haliax/chunked.h"
 #include "compile/chunk/isolated_subgraph.h"
+#include "compile/chunk/region_axes.h"
 #include "compile/chunk/cost.h"
 #include "haliax/error.h"
 #include "ops/prim.h"
 
 namespace haliax {
 namespace {
-
-// Returns the longest axis, other than the tiled axes, of the largest value of the regions. Nothing
-// if the regions contain a loop.
-std::optional<ChunkKey> axis_to_add(const ChunkKey& call, const Nodes& level,
-                                    const Regions& regions) {
-  const Node* widest = nullptr;
-  for (auto& n : level) {
-    if (!regions.contain(n)) continue;
-    if (n->op == &kLoop) return {};
-    if (!widest || n->bytes() > widest->bytes()) widest = n.get();
-  }
-  const Axis* longest = nullptr;
-  if (widest)
-    for (auto& a : widest->axes) {
-      bool is_requested = std::any_of(regions.keys.begin(), regions.keys.end(),
-                                      [&](auto& k) { return k.axis == a.name; });
-      if (!is_requested && (!longest || a.size > longest->size)) longest = &a;
-    }
-  if (!longest) return {};
-  auto tile = call;
-  tile.axis = longest->name;
-  tile.size = longest->size;
-  tile.blocks = blocks_of(longest->name, widest->origin.mapping.get());
-  return tile;
-}
 
 constexpr std::int64_t kFullRowQueries = 64;  // queries per iteration, if it has all keys
 // queries and keys of a tile, if kFullRowQueries rows of scores exceed the memory of a parallel
@@ -137,10 +113,10 @@ class TileSearch {
       }
     if (!call.chunks.empty() && !call.scores) return;
     isolated_ = isolated(roots, level, regions_, call.scores);
-    budget_ = call.memory > 0 ? call.memory
-                              : std::max(ChunkOptions::default_memory, isolated_.input_bytes);
+    axes_.emplace(call, isolated_.roots);
+    budget_ = call.memory > 0 ? call.memory : std::max(ChunkOptions::default_memory, isolated_.input_bytes);
     auto form = ChunkForm(call.form);
-    if (ring && call.scores && call.blocks > 1) ring_keys_ = longest_key_axis(call.blocks);
+    if (ring && call.scores && call.blocks > 1) ring_keys_ = axes_->longest_keys(call.blocks);
     sort_axes(!ring_keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
   TilePlan best() {
@@ -211,8 +187,9 @@ class TileSearch {
   }
   TilePlan requested() const {
     if (call_.scores) {
-      auto independent = independent_axes();
-      if (auto keys = call_.chunks.size() > 1 && !ring_keys_ ? longest_key_axis(1) : std::nullopt)
+      auto independent = axes_->independent();
+      if (auto keys =
+              call_.chunks.size() > 1 && !ring_keys_ ? axes_->longest_keys(1) : std::nullopt)
         if (auto t = try_in_parallel(with_tiled_keys(
                 plan_single_heads(independent, call_.chunks[0]), *keys, (keys->size + 2) / 3)))
           return with_reason(*t, {});
@@ -241,19 +218,15 @@ class TileSearch {
     auto min_passes = *std::min_element(passes.begin(), passes.end());
     for (std::size_t i = 0; i < passes.size(); ++i)
       (passes[i] == min_passes ? outer_axes_ : inner_axes_).push_back(regions_.keys[i]);
-    auto level = level_of(isolated_.roots, nullptr);
-    Regions regions(call_, isolated_.roots, level);
-    if (may_add_axis) added_axis_ = axis_to_add(call_, level, regions);
+    if (may_add_axis) added_axis_ = axes_->longest();
     if (!added_axis_) return;
-    try {
-      auto roots = with_axis_boundaries(isolated_.roots, level, nullptr, regions, *added_axis_);
-      if (Region(added_axis_->attr(), roots, level_of(roots, nullptr)).assign_passes() < min_passes)
-        inner_axes_ = std::exchange(outer_axes_, {*added_axis_});
-      else
-        inner_axes_.push_back(*added_axis_);
-    } catch (const Refusal&) {  // the regions cannot be tiled along this axis
+    auto region = axes_->along(*added_axis_);
+    if (!region)
       added_axis_.reset();
-    }
+    else if (region->passes() < min_passes)
+      inner_axes_ = std::exchange(outer_axes_, {*added_axis_});
+    else
+      inner_axes_.push_back(*added_axis_);
   }
   // Returns tile sizes of these axes that have about `positions` positions together. The last axis
   // is filled first: given 128 positions of axes (8, 64), returns tiles of (2, 64).
@@ -349,88 +322,13 @@ class TileSearch {
     added_axes.insert(added_axes.begin() + std::ptrdiff_t(at), *ring_keys_);
     return {call_, std::move(sizes), std::move(added_axes), options(rows_form()), at, true};
   }
-  // Returns the axes of keys: those along which a query takes the maximum of its scores.
-  Axes key_axes(const Nodes& level, const Regions& regions) const {
-    Axes out;
-    for (auto& n : level) {
-      if (n->op->kind != Kind::reduce || !regions.contain(n) || !has(n->axes, call_.axis)) continue;
-      for (auto& a : n->in[0]->axes)
-        if (along(*n, 0, a.name).monoid == Monoid::max && !has(n->axes, a.name) &&
-            !has(out, a.name))
-          out.push_back(a);
-    }
-    return out;
-  }
-  // Returns the longest axis of keys that is divisible by `blocks`. Nothing if there is none, or if
-  // the regions cannot be tiled along it.
-  std::optional<ChunkKey> longest_key_axis(int blocks) const {
-    auto level = level_of(isolated_.roots, nullptr);
-    Regions regions(call_, isolated_.roots, level);
-    auto all = key_axes(level, regions);
-    std::erase_if(all, [&](auto& a) { return a.size % blocks != 0; });
-    auto longest =
-        std::max_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.size < b.size; });
-    if (longest == all.end()) return {};
-    auto k = call_;
-    k.axis = longest->name;
-    k.size = longest->size;
-    k.blocks = 1;
-    try {
-      auto with = with_axis_boundaries(isolated_.roots, level, nullptr, regions, k);
-      Region(k.attr(), with, level_of(with, nullptr)).assign_passes();
-    } catch (const Refusal&) {  // cannot be tiled along the axis
-      return {};
-    }
-    return k;
-  }
-  static const Node* widest_of(const Nodes& level, const Regions& regions) {
-    const Node* widest = nullptr;
-    for (auto& n : level)
-      if (regions.contain(n) && n->op != &kLoop && (!widest || n->bytes() > widest->bytes()))
-        widest = n.get();
-    return widest;
-  }
-  const Node* widest_scores() const {
-    auto level = level_of(isolated_.roots, nullptr);
-    return widest_of(level, Regions(call_, isolated_.roots, level));
-  }
   // Returns the bytes of the widest scores of an iteration with this number of queries and one
   // position of each axis in `independent`.
   std::int64_t scores_bytes(const std::vector<ChunkKey>& independent, std::int64_t queries) const {
-    auto* widest = widest_scores();
+    auto* widest = axes_->widest();
     if (!widest) return 0;
     auto all = positions(independent) * positions(regions_.keys) * (ring_keys_ ? call_.blocks : 1);
     return widest->bytes() / all * std::min(queries, positions(regions_.keys));
-  }
-  // Returns the axes along which positions are independent, such as heads and the examples of a
-  // batch, except the tiled axes of the call.
-  std::vector<ChunkKey> independent_axes() const {
-    auto roots = isolated_.roots;
-    auto level = level_of(roots, nullptr);
-    Regions regions(call_, roots, level);
-    auto* widest = widest_of(level, regions);
-    int passes = 0;
-    for (auto& r : regions.of) passes = std::max(passes, r.assign_passes());
-    std::vector<ChunkKey> out;
-    const auto keys = key_axes(level, regions);
-    for (auto& a : widest ? widest->axes : Axes()) {
-      if (a.size == 1 || has(call_.tiled_axes, a.name) || has(keys, a.name)) continue;
-      auto k = call_;
-      k.axis = a.name;
-      k.size = a.size;
-      k.blocks = blocks_of(a.name, widest->origin.mapping.get());
-      try {
-        auto with = with_axis_boundaries(roots, level, nullptr, regions, k);
-        Region region(k.attr(), with, level_of(with, nullptr));
-        if (region.assign_passes() > passes) continue;
-        auto large = [&](const NodePtr& n) {  // such as the gradient of a bias shared by examples
-          return has(n->axes, call_.axis) && without(keys, n->axes).empty();
-        };
-        auto folds = region.reductions();
-        if (std::none_of(folds.begin(), folds.end(), large)) out.push_back(k);
-      } catch (const Refusal&) {}  // cannot be tiled along the axis
-    }
-    return out;
   }
   // Returns a plan whose iterations process a few queries of one head of one example, so that the
   // scores of an iteration stay in the cache of a core, and iterations can run in parallel.
@@ -462,7 +360,7 @@ class TileSearch {
   // Returns the number of queries of a tile. It is smaller if a query has several scores with a
   // key, such as those of heads that are mixed.
   std::int64_t tile_rows(const std::vector<ChunkKey>& independent, const ChunkKey& keys) const {
-    auto* widest = widest_scores();
+    auto* widest = axes_->widest();
     auto together =
         widest ? widest->size() / (positions(independent) * positions(regions_.keys) * keys.size)
                : 1;
@@ -471,13 +369,13 @@ class TileSearch {
   std::optional<Trial> search_parallel_slots(const program::Machine& machine) const {
     const auto max_parallel_slot_bytes = std::int64_t(machine.max_parallel_slot_bytes);
     if (max_parallel_slot_bytes == 0) return {};
-    auto independent = independent_axes();
+    auto independent = axes_->independent();
     // full rows fit in a slot
     if (scores_bytes(independent, kFullRowQueries) <= max_parallel_slot_bytes)
       if (auto t = try_in_parallel(plan_single_heads(independent, kFullRowQueries));
           t && t->parallel_slot_bytes <= max_parallel_slot_bytes)
         return t;
-    if (auto keys = ring_keys_ || machine.tiles_score_rows ? std::nullopt : longest_key_axis(1))
+    if (auto keys = ring_keys_ || machine.tiles_score_rows ? std::nullopt : axes_->longest_keys(1))
       if (auto t = try_in_parallel(with_tiled_keys(
               plan_single_heads(independent, tile_rows(independent, *keys)), *keys, kTileKeys)))
         return t;
@@ -540,6 +438,7 @@ class TileSearch {
   Regions regions_;
   Origin origin_;
   IsolatedSubgraph isolated_;
+  std::optional<RegionAxes> axes_;                  // none: the call requests its tile sizes
   std::optional<ChunkKey> added_axis_, ring_keys_;  // ring_keys_: rotate around a ring
   std::vector<ChunkKey> outer_axes_, inner_axes_;
   bool backward_ = false;
