@@ -188,6 +188,10 @@ class Region {
     Nodes operator()(const Nodes& xs) { return substitute(xs, of, around, &unchanged); }
   };
   NodePtr final_value(const NodePtr& reduction, const NodePtr& result, Finals&);
+  // Returns the loop of a pass. Appends the node of each result to `of`: null for a state that no
+  // node reads after the loop.
+  Loop loop_of_pass(int pass, const TileOptions&, Nodes& of);
+  void add_final_values(const NodePtr& loop, const Nodes& of, Finals&);
   void read_final_values(Loop&, Finals&) const;  // the values of a loop, which read final values
 
   // ---- carried_results.cpp: results that are carried between iterations ----

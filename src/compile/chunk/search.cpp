@@ -114,7 +114,8 @@ class TileSearch {
     if (!call.chunks.empty() && !call.scores) return;
     isolated_ = isolated(roots, level, regions_, call.scores);
     axes_.emplace(call, isolated_.roots);
-    budget_ = call.memory > 0 ? call.memory : std::max(ChunkOptions::default_memory, isolated_.input_bytes);
+    budget_ = call.memory > 0 ? call.memory
+                              : std::max(ChunkOptions::default_memory, isolated_.input_bytes);
     auto form = ChunkForm(call.form);
     if (ring && call.scores && call.blocks > 1) ring_keys_ = axes_->longest_keys(call.blocks);
     sort_axes(!ring_keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));

@@ -195,6 +195,74 @@ Nodes Region::without_barriers() const {
   return to.empty() ? roots_ : substitute(roots_, to, around_);
 }
 
+Loop Region::loop_of_pass(int pass, const TileOptions& options, Nodes& of) {
+  Loop l;
+  l.axis = axis_;
+  l.index = index_;
+  l.save = Save::nothing;
+  l.reverse = is_reversed(pass);
+  l.of_scores = options.of_scores;
+  l.form = options.form;
+  l.why = options.why;
+  l.any_order =
+      stateful_[pass].empty() && std::none_of(reductions_[pass].begin(), reductions_[pass].end(),
+                                              [&](auto& n) { return scan_of(*n); });
+  std::unordered_set<const Node*> done;
+  auto add = [&](LoopResult r, const NodePtr& n) {
+    l.results.push_back(std::move(r));
+    of.push_back(n);
+  };
+  for (auto& n : stateful_[pass])
+    if (!scan_of(*n))
+      add_loop_state(l, of, n);
+    else
+      for (auto& r : facts_of(*n).state) add(r, nullptr);
+  for (auto& n : reductions_[pass]) {
+    if (n->op == &kResult && is_along_axis(*n) && result_of(*n).carry) continue;
+    auto& order = facts_of(*n).order;
+    if (!order.rescaled.empty()) {
+      add_running_max(l, of, n);
+      for (auto& x : order.rescaled) done.insert(x.get());
+    } else if (scan_of(*n)) {
+      add_scan_results(l, of, n);
+      for (auto& x : order.gathers) done.insert(x.get());
+    } else if (!done.count(n.get())) {
+      add(reduction_result(n), n);
+    }
+  }
+  for (auto& n : stacked_[pass]) {
+    LoopResult r{Fold::stack, Monoid::sum, facts_of(*n).tiles, {}, {}};
+    auto a = facts_of(*n).role.axis;
+    for (auto& v : r.value) v = with_swapped_names(v, a);
+    add(std::move(r), n);
+  }
+  return l;
+}
+
+void Region::add_final_values(const NodePtr& loop, const Nodes& of, Finals& finals) {
+  for (std::size_t k = 0; k < of.size(); ++k) {
+    auto& n = of[k];
+    if (!n) continue;
+    auto result = loop_result(loop, k);
+    if (!on_tile(n)) {
+      auto v = result;
+      for (auto& [x, m] : members_)
+        if (auto* t = scan_of(*x); t && t->positions && find(*result, t->positions))
+          v = prim::rename(result, {t->positions}, {t->axis});
+      finals.of[n.get()] = final_value(n, prim::fit(v, n->axes), finals);
+      continue;
+    }
+    auto a = facts_of(*n).role.axis;
+    finals.of[n.get()] = prim::fit(with_swapped_names(result, a), n->axes);
+    // A later pass reads the stacked value instead of rematerializing it.
+    for (std::size_t b = 0; b < index_.size(); ++b) {
+      auto& tile = facts_of(*n).tiles[b];
+      if (!is_slice_at(*tile, index_[b].get()))
+        finals.tiles[tile.get()] = with_swapped_names(prim::slice_at(result, index_[b], false), a);
+    }
+  }
+}
+
 Nodes Region::tile(const TileOptions& options) {
   reverse_ = options.reverse;
   const int passes = assign_passes();
@@ -213,72 +281,11 @@ Nodes Region::tile(const TileOptions& options) {
   }
   Finals finals{around_};
   for (int pass = 0; pass < passes; ++pass) {
-    Loop l;
-    l.axis = axis_;
-    l.index = index_;
-    l.save = Save::nothing;
-    l.reverse = is_reversed(pass);
-    l.of_scores = options.of_scores;
-    l.form = options.form;
-    l.why = options.why;
-    l.any_order =
-        stateful_[pass].empty() && std::none_of(reductions_[pass].begin(), reductions_[pass].end(),
-                                                [&](auto& n) { return scan_of(*n); });
     Nodes of;
-    std::unordered_set<const Node*> done;
-    auto add = [&](LoopResult r, const NodePtr& n) {
-      l.results.push_back(std::move(r));
-      of.push_back(n);
-    };
-    for (auto& n : stateful_[pass])
-      if (!scan_of(*n))
-        add_loop_state(l, of, n);
-      else
-        for (auto& r : facts_of(*n).state) add(r, nullptr);
-    for (auto& n : reductions_[pass]) {
-      if (n->op == &kResult && is_along_axis(*n) && result_of(*n).carry) continue;
-      auto& order = facts_of(*n).order;
-      if (!order.rescaled.empty()) {
-        add_running_max(l, of, n);
-        for (auto& x : order.rescaled) done.insert(x.get());
-      } else if (scan_of(*n)) {
-        add_scan_results(l, of, n);
-        for (auto& x : order.gathers) done.insert(x.get());
-      } else if (!done.count(n.get())) {
-        add(reduction_result(n), n);
-      }
-    }
-    for (auto& n : stacked_[pass]) {
-      LoopResult r{Fold::stack, Monoid::sum, facts_of(*n).tiles, {}, {}};
-      auto a = facts_of(*n).role.axis;
-      for (auto& v : r.value) v = with_swapped_names(v, a);
-      add(std::move(r), n);
-    }
+    Loop l = loop_of_pass(pass, options, of);
     if (l.results.empty()) continue;
     read_final_values(l, finals);
-    auto loop = make_loop(std::move(l));
-    for (std::size_t k = 0; k < of.size(); ++k) {
-      auto& n = of[k];
-      if (!n) continue;
-      auto result = loop_result(loop, k);
-      if (!on_tile(n)) {
-        auto v = result;
-        for (auto& [x, m] : members_)
-          if (auto* t = scan_of(*x); t && t->positions && find(*result, t->positions))
-            v = prim::rename(result, {t->positions}, {t->axis});
-        finals.of[n.get()] = final_value(n, prim::fit(v, n->axes), finals);
-        continue;
-      }
-      auto a = facts_of(*n).role.axis;
-      finals.of[n.get()] = prim::fit(with_swapped_names(result, a), n->axes);
-      // A later pass reads the stacked value instead of rematerializing it.
-      for (std::size_t b = 0; b < index_.size(); ++b) {
-        auto& tile = facts_of(*n).tiles[b];
-        if (!is_slice_at(*tile, index_[b].get()))
-          finals.tiles[tile.get()] =
-              with_swapped_names(prim::slice_at(result, index_[b], false), a);
-      }
-    }
+    add_final_values(make_loop(std::move(l)), of, finals);
   }
   return finals(roots_);
 }
