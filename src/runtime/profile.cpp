@@ -224,7 +224,7 @@ void Profiler::describe(const program::Program& p, const std::vector<Step>& step
     }
     known.row_of[&s] = row(std::move(r));
     describe(p, s.body,
-             {around.loops + 1,
+             {around.loops + (s.kind == program::Kind::loop),
               std::max(around.side_by_side, std::min(s.loop.parallel_slots, threads()))},
              known);
   }

@@ -146,6 +146,20 @@ TEST_CASE("profile: a loop counts its iterations, and their time once") {
   CHECK(loop->seconds + inside <= p.wall_s);
 }
 
+TEST_CASE("profile: a conditional is no loop") {
+  auto x = random::normal(random::key(1), {T, E}).eval();
+  auto either = jit([](const NamedArray& x) {
+    return cond(
+        sum(x) > 1e9, [](const NamedArray& v) { return cumsum(v, T); },
+        [](const NamedArray& v) { return sort(v, T); })(x);
+  });
+  auto p = profile(either, x);
+  CAPTURE(to_string(p));
+  CHECK(has(either.compile(x).program, "\nif "));
+  CHECK(std::any_of(p.steps.begin(), p.steps.end(), [](auto& s) { return s.calls == 1; }));
+  for (auto& s : p.steps) CHECK(s.loops == 0);
+}
+
 TEST_CASE("profile: the time of a module includes its submodules") {
   struct Outer {
     Model block;
