@@ -197,7 +197,11 @@ std::string fault_of(const Step& s, const Program& p) {
     case StepKind::custom:
     case StepKind::finish:
     case StepKind::host:
+      break;
     case StepKind::loop:
+      if (s.loop.variable < 0 || s.loop.variable >= p.loops)
+        return fmt::format("its loop variable is {}, but the Program has {}", s.loop.variable,
+                           p.loops);
       break;
   }
   return "";

@@ -113,6 +113,17 @@ TEST_CASE("verify finds a step's faults: dtypes of copies, indices, and flags") 
   CHECK(fault(s) == "its flag is f32");
 }
 
+TEST_CASE("verify finds a step's faults: loops") {
+  Step s;
+  s.kind = program::Kind::loop;
+  Program p;
+  CHECK(fault_of(s, p) == "its loop variable is 0, but the Program has 0");
+  p.loops = 1;
+  CHECK(fault_of(s, p) == "");
+  s.loop.variable = -1;
+  CHECK(fault_of(s, p) == "its loop variable is -1, but the Program has 1");
+}
+
 TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(sends(CollectiveKind::all_reduce, operand({4}), operand({4}))) == "");
   CHECK(fault(sends(CollectiveKind::all_gather, operand({3}), operand({5}), 5)) == "");
