@@ -186,13 +186,10 @@ class ParallelLoopStep final : public CompiledStep {
  public:
   ParallelLoopStep(const Step& outermost, const Context& context)
       : start_(outermost.loop.parallel_slot_start), bytes_(outermost.loop.parallel_slot_bytes) {
-    const Step* loop = &outermost;
-    for (;; loop = &loop->body[0]) {
+    const auto nest = program::parallel_nest(outermost);
+    for (const Step* loop : nest) {
       loops_.push_back({loop->loop.variable, loop->loop.trips, loop->loop.reverse});
       iterations_ *= loop->loop.trips;
-      if (loop->body.size() != 1 || loop->body[0].kind != Kind::loop ||
-          loop->body[0].loop.parallel_slots == 0)
-        break;
     }
     const auto& program = context.program;
     for (std::size_t s = 0; s < program.slots.size(); ++s) {
@@ -207,7 +204,7 @@ class ParallelLoopStep final : public CompiledStep {
     const auto workers = std::clamp<std::int64_t>(
         iterations_, 1, std::min(outermost.loop.parallel_slots, context.workers));
     for (std::int64_t w = 0; w < workers; ++w)
-      workers_.push_back({Steps(loop->body, one_worker),
+      workers_.push_back({Steps(nest.back()->body, one_worker),
                           std::vector<std::byte*>(program.slots.size() + 1),
                           std::vector<std::int64_t>(static_cast<std::size_t>(program.loops) + 1)});
   }

@@ -63,8 +63,7 @@ class FusedAnalysis {
   // Replaces max and min reductions over zero elements by their result. A narrow dtype has a
   // smaller range than its lane type, so the start value of the lane would be wrong.
   void fold_nothing() {
-    no_inner_ =
-        std::find(fused_.dims.begin() + fused_.outer, fused_.dims.end(), 0) != fused_.dims.end();
+    no_inner_ = !program::has_inner_points(fused_);
     if (!no_inner_) return;
     for (auto& in : fused_.code) {
       const bool max = in.code == Code::reduce_max,

@@ -15,9 +15,9 @@ namespace haliax::cpu {
 
 // A mask that holds where
 //   constant + sum of sign * position > 0    (or_equal: >= 0).
-// For example, key < query + 1 is {constant = 1, positions = {query, 1}, {key, -1}}. The mask must
-// not be used unless the magnitudes of constants and positions add up to less than `limit`: else
-// its sums may overflow their dtype.
+// For example, key < query + 1 is {constant = 1, positions = {query, 1}, {key, -1}}. The mask is
+// valid only if the magnitudes of its constants and positions add up to less than `limit`.
+// Otherwise its sums may overflow their dtype.
 struct PositionMask {
   bool or_equal = false;
   std::int64_t constant = 0, magnitude = 0;  // magnitude: of the constants
@@ -48,10 +48,10 @@ class Unmasked {
   bool holds(const Frame&) const;
 
  private:
-  struct Range {  // the values of a position, times its sign
+  struct Range {  // the values of a position in the step
     Place place;
     std::int64_t start, reach;  // first value; last value - first value
-    int sign;
+    int sign;                   // as in PositionMask::positions
   };
   void drop_masks(std::vector<bool> holds);
 

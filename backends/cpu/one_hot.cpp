@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "haliax/dtype.h"
+#include "program/fused.h"
 
 namespace haliax::cpu {
 namespace {
@@ -67,7 +68,8 @@ class Rewriter {
     if (is_reduction(in.code)) return false;
     if (in.code == Code::iota) return in.dim == dim_;
     if (in.code == Code::load) return stride_of(in, static_cast<std::size_t>(dim_)) != 0;
-    return std::any_of(in.args, in.args + 4, [&](int a) { return a >= 0 && !still(a); });
+    const auto args = program::operands(in);
+    return std::any_of(args.begin(), args.end(), [&](int a) { return !still(a); });
   }
   // Returns true if the instruction is an iota along the dim with stride 1.
   bool counts(int i) const {

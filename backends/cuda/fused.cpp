@@ -190,10 +190,9 @@ class FusedSource : FusedPoints {
         if (needed_[i] && (fold || (is_store(in.code) && in.inner && level == last_pass())))
           now[i] = kComputed;
         if (now[i] != kComputed || empty_) continue;
-        for (int a : in.args) {
+        for (int a : operands(in)) {
           const auto x = std::size_t(a);
-          if (a >= 0 && code_[x].inner && !now[x])
-            now[x] = saved[x] && created[x] ? kSaved : kComputed;
+          if (code_[x].inner && !now[x]) now[x] = saved[x] && created[x] ? kSaved : kComputed;
         }
       }
       for (std::size_t i = 0; i < code_.size(); ++i) created[i] |= now[i] == kComputed;
@@ -593,8 +592,8 @@ class FusedSource : FusedPoints {
     for (std::size_t i = code_.size(); i-- > 0;) {
       outer[i] = needed_[i] && !code_[i].inner;
       if (outer[i] && is_reduction(code_[i].code)) inner[i] = kComputed;
-      for (int a : code_[i].args)
-        if (a >= 0 && inner[i]) inner[std::size_t(a)] = kComputed;
+      if (inner[i])
+        for (int a : operands(code_[i])) inner[std::size_t(a)] = kComputed;
       if (outer[i] && is_load(i)) {
         fetch(i, fmt::format("const auto x{}", i), "here");
         fetched(i, "");

@@ -41,14 +41,6 @@ bool is_for_kernel(Kind k) {
       return true;
   }
 }
-// Returns the loops whose iterations a block runs together, outermost first.
-std::vector<const Step*> nested(const Step& outermost) {
-  std::vector<const Step*> out{&outermost};
-  for (auto* s = &outermost;
-       s->body.size() == 1 && s->body[0].kind == Kind::loop && s->body[0].loop.parallel_slots > 0;)
-    out.push_back(s = &s->body[0]);
-  return out;
-}
 std::string replaced(std::string source, const std::string& what, const std::string& by) {
   for (std::size_t at = 0; (at = source.find(what, at)) != std::string::npos; at += by.size())
     source.replace(at, what.size(), by);
@@ -58,7 +50,7 @@ std::string replaced(std::string source, const std::string& what, const std::str
 class Nest {
  public:
   Nest(const Step& outermost, const Program& p, std::int64_t near, bool marks)
-      : loop_(outermost.loop), program_(p), loops_(nested(outermost)), marks_(marks) {
+      : loop_(outermost.loop), program_(p), loops_(parallel_nest(outermost)), marks_(marks) {
     std::int64_t iterations = 1;
     for (auto* s : loops_) {
       iterations *= s->loop.trips;
@@ -141,9 +133,7 @@ class Nest {
     std::map<int, int> touched;
     auto count = [&](const std::vector<Step>& steps, int by) {
       each_step(steps, [&](auto& s) {
-        each_view(s, [&](const View& v, bool) {
-          if (v.slot >= 0) touched[program_.memory(v.slot)] += by;
-        });
+        each_access(s, [&](int slot, bool, const View*) { touched[program_.memory(slot)] += by; });
       });
     };
     count(body(), 1);
@@ -167,17 +157,10 @@ class Nest {
     std::map<int, std::int64_t> touched;  // bytes accessed, per slot with its own memory
     std::set<int> slots;
     each_repeated_step(body(), [&](auto& s, std::int64_t times) {
-      each_view(s, [&](const View& v, bool) {
-        if (v.slot >= 0 && !is_unused(v.slot)) {
-          slots.insert(v.slot);
-          touched[program_.memory(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
-        }
-
-        for (auto& t : v.terms)
-          if (t.slot >= 0) {
-            slots.insert(t.slot);
-            touched[program_.memory(t.slot)] += times;
-          }
+      each_access(s, [&](int slot, bool, const View* v) {
+        if (v && is_unused(slot)) return;
+        slots.insert(slot);
+        touched[program_.memory(slot)] += times * (v ? points(dims_of(s)) * bytes_of(v->dtype) : 1);
       });
     });
     std::erase_if(touched, [&](auto& t) { return !is_own(t.first); });
@@ -423,7 +406,7 @@ std::int64_t shared_limit_of(int sm) {
 
 int nest_parallel_slots(const Step& outermost, std::int64_t iterations,
                         std::int64_t parallel_slot_bytes) {
-  auto& body = nested(outermost).back()->body;
+  auto& body = parallel_nest(outermost).back()->body;
   bool fits = iterations > 1 && count_contractions(body) > 0;
   double steps = 0;
   each_repeated_step(body, [&](auto& s, std::int64_t times) {

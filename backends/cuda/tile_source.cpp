@@ -249,8 +249,8 @@ class PassSource {
   void start() {
     for (int i : l_.inner)  // used by instructions per element
       if (without_factor(i) < 0)
-        for (int a : instr(i).args)
-          if (a >= 0 && !instr(a).inner) (waits(a) ? running_ : used_).insert(a);
+        for (int a : operands(instr(i)))
+          if (!instr(a).inner) (waits(a) ? running_ : used_).insert(a);
     for (int f : folds_)
       if (int a = instr(f).args[0]; !instr(a).inner) used_.insert(a);
     for (auto* rows : {&used_, &running_})
@@ -528,8 +528,7 @@ class PassSource {
   void add_inner(std::set<int>& to, int i, int known) const {
     if (!instr(i).inner || !to.insert(i).second) return;
     if (g_.product_of[std::size_t(i)] >= 0 || i == known || true_.count(i)) return;
-    for (int a : instr(i).args)
-      if (a >= 0) add_inner(to, a, known);
+    for (int a : operands(instr(i))) add_inner(to, a, known);
   }
   bool sums_floats(int f) const {
     return instr(f).code == Code::reduce_sum && is_float(instr(f).dtype);
@@ -673,8 +672,7 @@ class PassSource {
     std::set<int> all;
     auto walk = [&](auto& self, int i) -> void {
       if (!all.insert(i).second || is_reduction(left_out_.code[std::size_t(i)].code)) return;
-      for (int a : left_out_.code[std::size_t(i)].args)
-        if (a >= 0) self(self, a);
+      for (int a : operands(left_out_.code[std::size_t(i)])) self(self, a);
     };
     walk(walk, in.args[0]);
     values(left_out_.code, all);

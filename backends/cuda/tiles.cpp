@@ -675,8 +675,7 @@ std::set<int> TileGroup::sources(int instr) const {
   std::set<int> out;
   auto walk = [&](auto& self, int i) -> void {
     if (!out.insert(i).second || (i != instr && is_reduction(code[std::size_t(i)].code))) return;
-    for (int a : code[std::size_t(i)].args)
-      if (a >= 0) self(self, a);
+    for (int a : operands(code[std::size_t(i)])) self(self, a);
   };
   walk(walk, instr);
   return out;

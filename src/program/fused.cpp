@@ -4,13 +4,6 @@
 #include <algorithm>
 
 namespace haliax::program {
-namespace {
-
-bool has_inner_points(const Fused& f) {
-  return std::find(f.dims.begin() + f.outer, f.dims.end(), 0) == f.dims.end();
-}
-
-}  // namespace
 
 std::span<const int> operands(const Instr& i) {
   return {i.args, std::find(i.args, std::end(i.args), -1)};
@@ -32,6 +25,9 @@ Monoid monoid_of(Code c) {
   }
 }
 
+bool has_inner_points(const Fused& f) {
+  return std::find(f.dims.begin() + f.outer, f.dims.end(), 0) == f.dims.end();
+}
 std::vector<bool> with_operands(const Fused& f, std::vector<bool> marked) {
   const bool reads_inner = has_inner_points(f);
   for (std::size_t i = f.code.size(); i-- > 0;)

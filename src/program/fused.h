@@ -1,4 +1,4 @@
-// Facts about a fused step that its instructions alone determine. Backends plan its code with them.
+// Facts about fused steps, with which the backends plan their code.
 #pragma once
 #include <span>
 
@@ -12,6 +12,8 @@ std::span<const int> operands(const Instr&);
 // argmin: the monoid of the value whose position they return.
 Monoid monoid_of(Code);
 
+// Returns true if no inner dim has size 0.
+bool has_inner_points(const Fused&);
 // Returns true per instruction if a store depends on it. Without inner elements, inner stores write
 // nothing, and reductions read nothing.
 std::vector<bool> needed_instructions(const Fused&);

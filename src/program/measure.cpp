@@ -55,6 +55,13 @@ Dims dims_of(const Step& s) {
 std::int64_t body_runs(const Step& s) {
   return s.kind == Kind::loop ? s.loop.trips : s.kind == Kind::conditional ? 1 : 0;
 }
+std::vector<const Step*> parallel_nest(const Step& outermost) {
+  std::vector<const Step*> out{&outermost};
+  for (auto* s = &outermost;
+       s->body.size() == 1 && s->body[0].kind == Kind::loop && s->body[0].loop.parallel_slots > 0;)
+    out.push_back(s = &s->body[0]);
+  return out;
+}
 double multiplications(const std::vector<Step>& steps) {
   double sum = 0;
   for (auto& s : steps) {

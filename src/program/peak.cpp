@@ -11,8 +11,8 @@ using program::Step;
 std::string described(const Step& s) {
   return s.where.empty() ? std::string(s.op) : std::string(s.op) + " (" + s.where + ")";
 }
-// How many copies of a slot exist that is live only at these positions: one for each parallel slot
-// of the loop around.
+// Returns the number of copies of a slot that is live only at these positions: one per parallel
+// slot of the enclosing loop.
 std::int64_t copies(const Timeline& timeline, StepRange live) {
   for (auto& span : timeline.spans()) {
     const auto& loop = timeline.step(span.begin).loop;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "program/fused.h"
 #include "program/peak.h"
 #include "program/profile.h"
 
@@ -47,8 +48,7 @@ std::string text(const Program& p, const Fused& f, const std::string& indent) {
     auto& i = f.code[k];
     out += fmt::format("\n{}    {}{} {} {}", indent, k, i.inner ? ':' : '.', name_of(i.code),
                        name_of(i.dtype));
-    for (int a : i.args)
-      if (a >= 0) out += fmt::format(" {}", a);
+    for (int a : operands(i)) out += fmt::format(" {}", a);
     if (i.code == Code::constant) out += fmt::format(" {}", i.number);
     if (i.view.slot >= 0) out += " " + text(p, i.view);
   }

@@ -345,6 +345,9 @@ Dims dims_of(const Step&);
 // Returns how often the body of a step runs: once per iteration of a loop, at most once for a
 // conditional. Returns 0 for other steps.
 std::int64_t body_runs(const Step&);
+// Returns a loop and the loops with parallel slots that are perfectly nested in it, outermost
+// first. All their iterations may run concurrently.
+std::vector<const Step*> parallel_nest(const Step& outermost);
 // Returns the multiplications of all contractions, over all iterations of loops, if all flags are
 // true. A loop with Loop::continues_previous adds none.
 double multiplications(const std::vector<Step>&);

@@ -116,3 +116,16 @@ TEST_CASE("fused facts: adjacent dims merge where all strides allow it") {
   CHECK(dims.empty());
   CHECK(outer == 0);
 }
+
+TEST_CASE("fused facts: elements are independent if no store overlaps another access") {
+  std::byte memory[64];
+  Program p;
+  p.slots = {{.bytes = 32}, {.bytes = 32}};
+  auto load = access(Code::load, {1}, {}, false), store = access(Code::store, {1}, {0}, false);
+  load.view.slot = 0;
+  store.view.slot = 1;
+  const Fused f{{8}, 1, {load, store}};
+  CHECK(points_are_independent(f, p, {memory, memory + 32}));
+  CHECK(!points_are_independent(f, p, {memory, memory + 28}));
+  CHECK(!points_are_independent(f, p, {memory, nullptr}));  // an unknown address
+}

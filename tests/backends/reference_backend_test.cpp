@@ -421,7 +421,7 @@ TEST_CASE("fused: reductions return values and positions") {
     F out(1, -1);
     I position(1, -1);
     Bench b;
-    bool arg = code >= Code::reduce_argmax;
+    const bool arg = finds_position(code);
     auto to = arg ? b.view(position, {0}) : b.view(out, {0});
     auto folded = op(code, arg ? DType::i32 : DType::f32, {0}, false);
     b.add(step_of(Fused{
