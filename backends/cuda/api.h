@@ -97,11 +97,11 @@ struct Api {
   bool (*update)(Handle instance, Handle graph);
   void (*run_graph)(Handle stream, Handle instance);  // ordered; any number of times
   void (*end_instance)(Handle instance);
-  // A conditional part of a graph, where the machine supports it (has_ifs). The kernel is launched
+  // A conditional node of a graph, where the machine supports it (has_ifs). The kernel is launched
   // with the words, as in launch. This function sets the last word, which the kernel passes to
-  // kSetCondition, together with a flag that enables the part. Work of the returned stream, until
-  // end_if, belongs to the part. Later work of the other stream runs after the part. A graph with
-  // conditional parts must contain no transfers.
+  // kSetCondition, together with a flag that enables the node. Work of the returned stream, until
+  // end_if, is the body of the node. Later work of the other stream runs after it. A graph with
+  // conditional nodes must contain no transfers.
   bool (*has_ifs)();
   Handle (*begin_if)(Handle stream, Handle kernel, const Launch&, std::int64_t* words);
   void (*end_if)(Handle inside);
@@ -118,7 +118,7 @@ struct Api {
 };
 const Api& simulated();  // sim/sim.cpp
 
-// The CUDA function that a kernel calls to enable or disable a conditional part. Its arguments are
+// The CUDA function that a kernel calls to enable or disable a conditional node. Its arguments are
 // the last word of the launch, and the flag.
 inline constexpr const char* kSetCondition = "cudaGraphSetConditional";
 // Returns the source that precedes all kernels. host: for the host's compiler.

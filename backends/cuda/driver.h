@@ -50,7 +50,7 @@ struct Driver {
   decltype(&cuGraphLaunch) run_graph = nullptr;
   decltype(&cuGraphExecDestroy) end_instance = nullptr;
 #if CUDA_VERSION >= 13000  // older headers use these names for other functions
-  // Conditional parts of graphs; null if the driver lacks them.
+  // For conditional nodes of graphs; null if the driver lacks them.
   decltype(&cuStreamGetCaptureInfo) captured = nullptr;
   decltype(&cuStreamUpdateCaptureDependencies) update_capture_dependencies = nullptr;
   decltype(&cuStreamBeginCaptureToGraph) begin_inside = nullptr;

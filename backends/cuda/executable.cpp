@@ -222,7 +222,7 @@ class CudaExecutable final : public Executable {
             collective(i);
             break;
           case Item::Kind::conditional:
-            part(i);
+            conditional(i);
             break;
           default:
             one(i);
@@ -333,7 +333,7 @@ class CudaExecutable final : public Executable {
       values_.clear();
       for (auto& w : i.launch.arguments) values_.push_back(value_of(w));
     }
-    void part(const Item& i) {  // only in sequences without collectives
+    void conditional(const Item& i) {  // only in sequences without collectives
       to_values(i);
       const auto outside =
           std::exchange(stream_, api_.begin_if(stream_, i.created, i.launch, values_.data()));

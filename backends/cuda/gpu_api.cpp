@@ -392,12 +392,12 @@ bool update(Handle instance, Handle graph) {
          CUDA_SUCCESS;
 }
 
-// A kernel sets a condition of the captured graph. After it follows a conditional node, whose part
+// A kernel sets a condition of the captured graph. After it follows a conditional node, whose body
 // is captured in a separate stream.
 bool has_ifs() { return driver().has_ifs && can_link(); }
 #if CUDA_VERSION >= 13000
-// Streams for parts are created in advance, because a capture restricts the creation of objects.
-constexpr std::size_t kReady = 4;  // nesting depth of parts
+// Streams for bodies are created in advance, because a capture restricts the creation of objects.
+constexpr std::size_t kReady = 4;  // nesting depth of conditional nodes
 std::map<const Device*, std::vector<Handle>>& ready() {
   static auto* all = new std::map<const Device*, std::vector<Handle>>;
   return *all;
@@ -438,7 +438,7 @@ Captured captured(const Stream& s) {
   must(driver().captured(s.stream, &status, nullptr, &c.graph, &nodes, &edges, &count),
        "state of a graph capture");
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
-    throw Error("[cuda] a part of a graph begins outside of a graph capture");
+    throw Error("[cuda] a conditional node begins outside of a graph capture");
   c.dependencies.assign(nodes, nodes + count);
   return c;
 }
@@ -460,19 +460,19 @@ Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
   CUgraphNode created = nullptr;
   must(driver().add_node(&created, now.graph, now.dependencies.data(), nullptr,
                          now.dependencies.size(), &node),
-       "a part of a graph");
+       "a conditional node");
   must(driver().update_capture_dependencies(s.stream, &created, nullptr, 1,
                                             CU_STREAM_SET_CAPTURE_DEPENDENCIES),
-       "a part of a graph");
+       "a conditional node");
   const auto inside = stream_inside(*s.device);
   must(driver().begin_inside(on(inside).stream, node.conditional.phGraph_out[0], nullptr, nullptr,
                              0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
-       "a part of a graph");
+       "a conditional node");
   return inside;
 }
 void end_if(Handle inside) {
-  CUgraph same = nullptr;  // the graph of the part
-  must(driver().end_graph(on(inside).stream, &same), "end of a part of a graph");
+  CUgraph same = nullptr;  // the graph of the body
+  must(driver().end_graph(on(inside).stream, &same), "the end of a conditional node");
   keep_ready(inside);
 }
 #else

@@ -181,7 +181,7 @@ TEST_CASE(
 
 TEST_CASE(
     "cuda engine: the GPU decides which iterations are skipped, "
-    "by conditional parts of a graph or by flags") {
+    "by conditional nodes of a graph or by flags") {
   auto both = [](const NamedArray& x, const NamedArray& flag) {
     return cond(
         flag, [](const NamedArray& v) { return dot(v, v, N) + v; },
@@ -255,7 +255,7 @@ TEST_CASE("cuda engine: matmuls of skipped iterations leave visible memory uncha
 }
 
 TEST_CASE(
-    "cuda engine: graphs with conditional parts are updated for other addresses, and run again") {
+    "cuda engine: graphs with conditional nodes are updated for other addresses, and run again") {
   const auto c = skipped_products(3, DType::f32);
   const auto device = device_of(cuda::simulated());
   auto executable = device->compile(std::make_shared<const Program>(c.program));
@@ -278,7 +278,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("cuda engine: collectives and conditional parts do not share a graph") {
+TEST_CASE("cuda engine: collectives and conditional nodes do not share a graph") {
   auto& api = cuda::simulated();
   const auto stream = api.make_stream(50);
   auto* memory = api.allocate(stream, 256);
@@ -405,7 +405,7 @@ TEST_CASE("cuda engine: insufficient memory raises before anything runs") {
   CHECK(there(x).doubles()[0] == 2);
 }
 
-// Without conditional parts of a graph, a matmul of a skipped iteration runs unused, into memory of
+// Without conditional nodes of a graph, a matmul of a skipped iteration runs unused, into memory of
 // its own.
 TEST_CASE("cuda engine: memory for matmuls of skipped iterations is counted before anything runs") {
   const std::int64_t all = std::int64_t(32) << 30;

@@ -96,7 +96,7 @@ TEST_CASE("cuda: every code compiles for GPUs") {
   }
   compiles(texts, "every code");
 }
-TEST_CASE("cuda: the condition of a graph part is linked with the toolkit's own device code") {
+TEST_CASE("cuda: the condition of a graph node is linked with the toolkit's own device code") {
   Case c(1);
   c.add(Kind::conditional).conditional.flag = c.view(false, DType::boolean, {}, Case::dense);
   const auto sequence = cuda::sequence_of(c.program, 0, {.conditional_nodes = true});

@@ -181,16 +181,16 @@ std::shared_ptr<const Graph> Machine::end_graph(Stream* s) {
     if (e->graph == g.get()) e->graph = nullptr;
   if (mixed)
     throw Error(
-        "[cuda-sim] a graph has communication and conditional parts: NCCL does not support this");
+        "[cuda-sim] a graph has communication and conditional nodes: NCCL does not support this");
   for (std::size_t n = 0; n < g->work.size(); ++n)
     if (g->then[n].empty() && std::count(tips.begin(), tips.end(), int(n)) == 0)
       throw Error("[cuda-sim] a capture ends, but a stream that was not joined has pending work");
   return g;
 }
-// The part is in the same graph, after the work of s so far.
+// The body of the node is in the same graph, after the work of s so far.
 void Machine::begin_if(Stream* s, Stream* inside, std::shared_ptr<const unsigned> runs) {
   std::lock_guard hold(lock_);
-  if (!s->graph) throw Error("[cuda-sim] a conditional part begins outside of a graph capture");
+  if (!s->graph) throw Error("[cuda-sim] a conditional node begins outside of a graph capture");
   inside->graph = s->graph;
   inside->tips = s->tips;
   inside->ifs = s->ifs;

@@ -14,7 +14,7 @@ struct SimulationCounts {
   std::int64_t taken = 0, grown = 0;  // allocations; those that extended the used address range
   std::int64_t waits = 0;             // waits of the host
   std::int64_t sent = 0;              // bytes sent between devices
-  std::int64_t ifs = 0;               // conditional parts of graphs
+  std::int64_t ifs = 0;               // conditional nodes of graphs
 };
 SimulationCounts simulation_counts();
 struct SimulatedMemory {
