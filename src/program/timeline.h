@@ -11,17 +11,18 @@
 
 namespace haliax {
 
+// The body of a loop or a conditional.
+struct BodySpan {
+  int begin, end;  // position of the step; first position after the body
+  bool is_loop;
+};
+
 // StepType is Step or const Step.
 template <class StepType> class TimelineOf {
  public:
   struct StepPosition {
     StepType* step = nullptr;
     int span = -1;  // innermost body around, as an index of spans(); -1: none
-  };
-  // The body of a loop or a conditional.
-  struct BodySpan {
-    int begin, end;  // positions before and after the body
-    bool is_loop;
   };
 
   // With `by_memory`, an access counts for the slot that owns the memory (Slot::alias).

@@ -247,27 +247,28 @@ class Overlap {
       if (!next) next = Next{fresh(DType::i32), fresh(DType::boolean)};
       int call = p_.calls++;
       auto& gather = loop.body[i];
-      Step part{.kind = Kind::conditional,
-                .conditional = {{next->exists, DType::boolean, 0, {}, {}}},
-                .op = gather.op,
-                .where = gather.where};
+      Step prefetched{.kind = Kind::conditional,
+                      .conditional = {{next->exists, DType::boolean, 0, {}, {}}},
+                      .op = gather.op,
+                      .where = gather.where};
       for (auto k : g->steps) {
         loop.body[k].collective.call = loop.body[k].kind == Kind::collective ? call : -1;
         first.push_back(at_iteration(loop.body[k], l.variable, [&](View& v, const Term& t) {
           v.offset += t.stride * (l.reverse ? l.trips - 1 : 0);
         }));
-        part.body.push_back(at_iteration(loop.body[k], l.variable, [&](View& v, const Term& t) {
-          v.terms.push_back({.slot = next->iteration,
-                             .slot_dtype = DType::i32,
-                             .limit = l.trips - 1,
-                             .stride = t.stride});
-        }));
+        prefetched.body.push_back(
+            at_iteration(loop.body[k], l.variable, [&](View& v, const Term& t) {
+              v.terms.push_back({.slot = next->iteration,
+                                 .slot_dtype = DType::i32,
+                                 .limit = l.trips - 1,
+                                 .stride = t.stride});
+            }));
         count(first.back());
       }
       std::vector<Step> body;
       for (std::size_t k = 0; k < loop.body.size(); ++k) {
         if (!g->steps.count(k)) body.push_back(std::move(loop.body[k]));
-        if (k == g->last) body.push_back(part);
+        if (k == g->last) body.push_back(prefetched);
       }
       loop.body = std::move(body);
       i -= g->steps.size();  // these steps were removed
@@ -317,12 +318,13 @@ struct OverlappedCall {
   const Step *start = nullptr, *waits = nullptr;
   bool ahead = false, next_iteration = false;
 };
-void look(const std::vector<Step>& steps, bool part, std::map<int, OverlappedCall>& calls) {
+void look(const std::vector<Step>& steps, bool in_conditional,
+          std::map<int, OverlappedCall>& calls) {
   for (std::size_t k = 0; k < steps.size(); ++k) {
     auto& s = steps[k];
     if (s.kind == Kind::collective && s.collective.call >= 0) {
       auto& c = calls[s.collective.call];
-      c.ahead |= part && c.start;
+      c.ahead |= in_conditional && c.start;  // a prefetch is under a condition
       c.next_iteration |= c.waits && !c.ahead;
       if (!c.start) c.start = &s;
     } else if (s.kind == Kind::finish) {

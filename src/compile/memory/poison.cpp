@@ -34,7 +34,7 @@ struct Poison {
       });
     });
   }
-  std::set<int> touched(const Step& step) const {  // for a loop: in all of its steps
+  std::set<int> touched(const Step& step) const {  // including the steps in its body
     std::set<int> out;
     auto add = [&](auto& s) {
       each_access(s, [&](int slot, bool, const View*) {
@@ -58,7 +58,8 @@ struct Poison {
     return fill;
   }
   // Fills the memories after the last step that accesses them. If this step is a loop and no other
-  // step accesses the memory, the fill is in the body of the loop.
+  // step accesses the memory, the fill is in the body of the loop. The fill follows a conditional,
+  // since its body may be skipped.
   void after_last_use(std::vector<Step>& steps, const std::set<int>& memories) const {
     std::map<int, std::size_t> last, times;
     for (std::size_t k = 0; k < steps.size(); ++k)

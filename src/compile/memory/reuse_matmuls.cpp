@@ -226,7 +226,8 @@ Step rest_of_loop(Program& p, int top, const Accesses& accesses, std::int64_t fi
 }
 
 void rewrite(Program& p, const Reuse& r, const Accesses& accesses) {
-  auto save_first = [&](int top, std::size_t matmul) {
+  // Stores the matmul of the first iterations in the host. Returns the other iterations as a loop.
+  auto split_loop = [&](int top, std::size_t matmul) {
     std::optional<Step> rest;
     auto& step = p.steps[std::size_t(top)];
     auto& loop = step.loop;
@@ -236,7 +237,7 @@ void rewrite(Program& p, const Reuse& r, const Accesses& accesses) {
     redirect(step, step.body[matmul].contract.out.slot, r);
     return rest;
   };
-  auto later = save_first(r.later, r.repeated), first = save_first(r.first, r.original);
+  auto later = split_loop(r.later, r.repeated), first = split_loop(r.first, r.original);
   auto& body = p.steps[std::size_t(r.later)].body;
   body.erase(body.begin() + std::ptrdiff_t(r.repeated));
   if (later) p.steps.insert(p.steps.begin() + r.later + 1, std::move(*later));

@@ -21,8 +21,9 @@ class StripeSharing {
   }
   void run() {
     share_arrays();
-    for (auto& [s, loop] : s_.timeline.positions())
-      if (s && s->kind == Kind::copy && loop >= 0) joins_iterations(*s, loop);
+    for (auto& [s, span] : s_.timeline.positions())
+      if (s && s->kind == Kind::copy && span >= 0)
+        joins_iterations(*s, s_.timeline.spans()[std::size_t(span)]);
   }
 
  private:
@@ -31,23 +32,21 @@ class StripeSharing {
     Stripes stripes;
     int first_write = SharedSlots::kForever, last_read = -1;
   };
-  Trips trips_at(int loop) const {
+  Trips trips_at(const BodySpan& loop) const {
     Trips trips;
-    auto span = s_.timeline.spans()[std::size_t(loop)];
     for (auto& s : s_.timeline.spans())  // enclosing and inner loops
-      if (s.is_loop && ((s.begin <= span.begin && s.end >= span.end) ||
-                        (s.begin > span.begin && s.end < span.end)))
+      if (s.is_loop && ((s.begin <= loop.begin && s.end >= loop.end) ||
+                        (s.begin > loop.begin && s.end < loop.end)))
         trips[s_.timeline.step(s.begin).loop.variable] = s_.timeline.step(s.begin).loop.trips;
     return trips;
   }
   // None: an access is not to a stripe.
-  std::optional<Striped> striped(int memory, int loop, const Trips& trips) const {
-    auto span = s_.timeline.spans()[std::size_t(loop)];
-    const int variable = s_.timeline.step(span.begin).loop.variable;
+  std::optional<Striped> striped(int memory, const BodySpan& loop, const Trips& trips) const {
+    const int variable = s_.timeline.step(loop.begin).loop.variable;
     Striped out;
     for (int slot : members_[std::size_t(memory)]) {
       for (auto& a : s_.timeline.accesses(slot)) {
-        if (a.at <= span.begin || a.at >= span.end) continue;
+        if (a.at <= loop.begin || a.at >= loop.end) continue;
         auto its = a.view ? stripes_of(*a.step, *a.view, variable, trips) : std::nullopt;
         if (!its || (out.stripes.count > 0 && out.stripes != *its)) return {};
         out.stripes = *its;
@@ -65,24 +64,20 @@ class StripeSharing {
     return s_.find_root(s.copy.out.slot) == s_.find_root(created) &&
            s_.find_root(s.copy.x.slot) == over && same_place(s.copy.x, s.copy.out);
   }
-  bool may_share_stripes(int x, int o, int loop, const Trips& trips) const {
-    auto span = s_.timeline.spans()[std::size_t(loop)];
+  bool may_share_stripes(int x, int o, const BodySpan& loop, const Trips& trips) const {
     int rx = s_.find_root(x);
     auto home = s_.p.slot(o).home;
     bool may = rx != o && s_.has_own_memory(o) && home != Home::argument && s_.shareable(rx) &&
                s_.may_share_memory(rx, o) &&
                (home == Home::arena || s_.is_donated(rx) || s_.p.slot(rx).home == Home::arena);
-    if (!may || s_.p.slot(rx).bytes != s_.p.slot(o).bytes ||
-        s_.liveness[std::size_t(rx)].last > span.end ||
-        s_.liveness[std::size_t(o)].first < span.begin ||
-        s_.timeline.accesses(o).front().at <= span.begin)
+    if (!may || s_.p.slot(rx).bytes != s_.p.slot(o).bytes || s_.liveness_in(rx).last > loop.end ||
+        s_.liveness_in(o).first < loop.begin || s_.timeline.accesses(o).front().at <= loop.begin)
       return false;
     return reads_first(rx, o, loop, trips);
   }
   // Returns true if each iteration has read its stripe of the memory `old` when it computes this
   // stripe of `o`.
-  bool reads_first(int old, int o, int loop, const Trips& trips) const {
-    auto span = s_.timeline.spans()[std::size_t(loop)];
+  bool reads_first(int old, int o, const BodySpan& loop, const Trips& trips) const {
     auto from = striped(old, loop, trips), to = striped(o, loop, trips);
     if (!from || !to || from->stripes != to->stripes) return false;
     if (from->first_write != SharedSlots::kForever || from->last_read > to->first_write)
@@ -90,7 +85,7 @@ class StripeSharing {
     auto write = to->first_write;
     // An inner loop would return to the stripe.
     bool inner = std::any_of(s_.timeline.spans().begin(), s_.timeline.spans().end(), [&](auto& s) {
-      return s.is_loop && s.begin > span.begin && s.end < span.end && s.begin < write &&
+      return s.is_loop && s.begin > loop.begin && s.end < loop.end && s.begin < write &&
              s.end > write && from->last_read > s.begin;
     });
     return !inner && (from->last_read < write || writes_over(s_.timeline.step(write), o, old));
@@ -102,13 +97,12 @@ class StripeSharing {
     mine.clear();
   }
   void share_arrays() {
-    for (int loop = 0; loop < int(s_.timeline.spans().size()); ++loop) {
-      auto span = s_.timeline.spans()[std::size_t(loop)];
-      if (!span.is_loop) continue;
+    for (auto& loop : s_.timeline.spans()) {
+      if (!loop.is_loop) continue;
       auto touched = [&](int slot, bool writes) {
         auto& all = s_.timeline.accesses(slot);
         return std::any_of(all.begin(), all.end(), [&](auto& a) {
-          return a.at > span.begin && a.at < span.end && a.writes == writes && a.view &&
+          return a.at > loop.begin && a.at < loop.end && a.writes == writes && a.view &&
                  !a.view->terms.empty();
         });
       };
@@ -117,7 +111,7 @@ class StripeSharing {
         if (s_.has_own_memory(s) && s_.p.slot(s).home != Home::argument && touched(s, true))
           created.push_back(s);
         if (touched(s, false) && s_.shareable(s_.find_root(s)) &&
-            s_.liveness_in(s_.find_root(s)).last <= span.end)
+            s_.liveness_in(s_.find_root(s)).last <= loop.end)
           read.push_back(s);
       }
       if (created.empty() || read.empty()) continue;
@@ -134,7 +128,7 @@ class StripeSharing {
   // Handles the next value of a carry that an inner loop computes block by block from the old
   // value, such as a cache that each step of a loop passes to a loop over layers. It is computed in
   // the memory of the carry, if no step reads the old value from the inner loop on.
-  bool joins_iterations(const Step& step, int loop) {
+  bool joins_iterations(const Step& step, const BodySpan& outer) {
     const int x = step.copy.x.slot, old = s_.find_root(step.copy.out.slot);
     bool may = s_.covers(step.copy) && s_.find_root(x) == x && x != old &&
                s_.p.slot(x).home == Home::arena && s_.may_share_memory(x, old) &&
@@ -147,18 +141,15 @@ class StripeSharing {
                            good);
       });
     };
-    auto outer = s_.timeline.spans()[std::size_t(loop)];
-    for (int inside = 0; inside < int(s_.timeline.spans().size()); ++inside) {
-      auto span = s_.timeline.spans()[std::size_t(inside)];
-      if (!span.is_loop || span.begin <= outer.begin || span.end >= outer.end) continue;
+    for (auto& inner : s_.timeline.spans()) {
+      if (!inner.is_loop || inner.begin <= outer.begin || inner.end >= outer.end) continue;
       bool created_there = all(x, [&](const Access& a) {
-        return a.at > span.begin && a.at < outer.end && (!a.writes || a.at < span.end);
+        return a.at > inner.begin && a.at < outer.end && (!a.writes || a.at < inner.end);
       });
       bool read_before = all(old, [&](const Access& a) {
-        return a.at < span.end || a.at > outer.end || a.step == &step;
+        return a.at < inner.end || a.at >= outer.end || a.step == &step;
       });
-      if (!created_there || !read_before || !reads_first(old, x, inside, trips_at(inside)))
-        continue;
+      if (!created_there || !read_before || !reads_first(old, x, inner, trips_at(inner))) continue;
       share_memory(x, old);
       return true;
     }

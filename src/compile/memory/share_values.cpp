@@ -23,12 +23,16 @@ class ValueSharing {
     for (int at = 1; at <= s_.last(); ++at)
       if (auto& s = s_.timeline.step(at); s.kind == Kind::fused) in_place(s.fused, at);
     for (int at = 1; at <= s_.last(); ++at)
-      if (auto [s, loop] = s_.timeline.positions()[std::size_t(at)];
-          s->kind == Kind::copy && joins(*s, at, loop))
+      if (auto [s, span] = s_.timeline.positions()[std::size_t(at)];
+          s->kind == Kind::copy && joins(*s, at, body_at(span)))
         s_.drop(*s);
   }
 
  private:
+  // Returns the body with this index; null for -1.
+  const BodySpan* body_at(int span) const {
+    return span < 0 ? nullptr : &s_.timeline.spans()[std::size_t(span)];
+  }
   static bool writes_once(const program::Fused& f, int slot) {
     auto writes = [&](auto& i) { return is_store(i.code) && i.view.slot == slot; };
     return std::count_if(f.code.begin(), f.code.end(), writes) == 1;
@@ -73,8 +77,8 @@ class ValueSharing {
   // A donated argument that is returned unchanged: the result is placed in its memory, and no other
   // value is written there.
   void return_donated() {
-    for (auto& [s, loop] : s_.timeline.positions()) {
-      if (!s || s->kind != Kind::copy || loop >= 0 || !s_.covers(s->copy)) continue;
+    for (auto& [s, span] : s_.timeline.positions()) {
+      if (!s || s->kind != Kind::copy || span >= 0 || !s_.covers(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
       auto& all = s_.timeline.accesses(o);
       bool is_written_once =
@@ -90,7 +94,7 @@ class ValueSharing {
     }
   }
   // Places both sides of a copy in one memory, if this is legal. Returns true if they are.
-  bool joins(const Step& step, int position, int loop) {
+  bool joins(const Step& step, int position, const BodySpan* body) {
     auto& copy = step.copy;
     int x = copy.x.slot, o = copy.out.slot, rx = s_.find_root(x), ro = s_.find_root(o);
     if (!s_.covers(copy) || !s_.may_share_memory(x, o)) return false;
@@ -104,31 +108,29 @@ class ValueSharing {
       home == Home::arena || s_.is_donated(rx) ? s_.share(o, x) : s_.share(rx, o);
       return true;
     }
-    if (!may_be_next(x, loop) || !ends_before(rx, o, step, loop).in_time) return false;
+    if (!may_be_next(x, body) || !ends_before(rx, o, step, *body).in_time) return false;
     s_.share(rx, o);
     return true;
   }
   // ---- the next value of a carry, computed in the memory of the carry ----
   // This is legal only if the old value has no later reader.
-  bool may_be_next(int x, int loop) const {
-    if (loop < 0 || s_.p.slot(s_.find_root(x)).home != Home::arena) return false;
-    auto span = s_.timeline.spans()[std::size_t(loop)];
-    auto created = s_.liveness[std::size_t(s_.find_root(x))].first;
-    return created > span.begin && created < span.end;
+  bool may_be_next(int x, const BodySpan* body) const {
+    if (!body || s_.p.slot(s_.find_root(x)).home != Home::arena) return false;
+    auto created = s_.liveness_in(s_.find_root(x)).first;
+    return created > body->begin && created < body->end;
   }
   struct Ends {
     bool in_time, where_created;
   };
   // in_time: the last read of the old value is before x is computed, or in the step that computes
   // x, at the place of the write. where_created: the latter step reads the old value.
-  Ends ends_before(int x, int carry, const Step& move, int loop) const {
-    auto span = s_.timeline.spans()[std::size_t(loop)];
-    auto created = s_.liveness[std::size_t(x)].first;
+  Ends ends_before(int x, int carry, const Step& move, const BodySpan& body) const {
+    auto created = s_.liveness_in(x).first;
     Ends ends{true, false};
     for (int slot = 0; slot < int(s_.p.slots.size()); ++slot) {
       if (s_.find_root(slot) != s_.find_root(carry)) continue;
       for (auto& a : s_.timeline.accesses(slot)) {
-        if (a.at <= span.begin || a.at >= span.end || a.step == &move || a.at < created) continue;
+        if (a.at <= body.begin || a.at >= body.end || a.step == &move || a.at < created) continue;
         ends.in_time &= a.at == created && s_.is_elementwise(*a.step, x, s_.find_root(carry));
         ends.where_created |= a.at == created;
       }
@@ -137,9 +139,9 @@ class ValueSharing {
   }
   // Returns true if x is computed over the old value, or over another such value with no later
   // reader: h + a, and (h + a) + b. `chain`: the values on the way.
-  bool leads_to(int x, int carry, const Step& move, int loop, std::vector<int>& chain) {
-    if (!s_.has_own_memory(x) || !may_be_next(x, loop)) return false;
-    auto [in_time, where_created] = ends_before(x, carry, move, loop);
+  bool leads_to(int x, int carry, const Step& move, const BodySpan* body, std::vector<int>& chain) {
+    if (!s_.has_own_memory(x) || !may_be_next(x, body)) return false;
+    auto [in_time, where_created] = ends_before(x, carry, move, *body);
     chain.push_back(x);
     if (in_time && where_created) return true;
     int created = s_.liveness_in(x).first;
@@ -148,18 +150,18 @@ class ValueSharing {
                               [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
     if (in_time && store != f.code.end() && writes_once(f, x))
       for (auto& load : f.code)
-        if (ends_in(f, load, *store, created) && leads_to(load.view.slot, carry, move, loop, chain))
+        if (ends_in(f, load, *store, created) && leads_to(load.view.slot, carry, move, body, chain))
           return true;
     chain.pop_back();
     return false;
   }
   void update_carries() {
-    for (auto& [s, loop] : s_.timeline.positions()) {
-      if (!s || s->kind != Kind::copy || loop < 0 || !s_.covers(s->copy)) continue;
+    for (auto& [s, span] : s_.timeline.positions()) {
+      if (!s || s->kind != Kind::copy || span < 0 || !s_.covers(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
       std::vector<int> chain;
       if (s_.p.slot(o).home == Home::argument || !s_.may_share_memory(x, o) ||
-          !leads_to(x, o, *s, loop, chain))
+          !leads_to(x, o, *s, body_at(span), chain))
         continue;
       for (int slot : chain) s_.share(slot, o);
       s_.drop(*s);

@@ -11,7 +11,7 @@ SharedSlots::SharedSlots(program::Program& program, const std::vector<bool>& don
     : p(program), donated_(donated), keeps_dropped_(keeps_dropped) {
   for (int s = 0; s < int(p.slots.size()); ++s) {
     root_.push_back(s);
-    liveness.push_back(liveness_of(s));
+    liveness_.push_back(liveness_of(s));
   }
 }
 void SharedSlots::drop(program::Step& s) {

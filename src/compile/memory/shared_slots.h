@@ -20,7 +20,6 @@ class SharedSlots {
 
   program::Program& p;
   MutableTimeline timeline{p};
-  std::vector<Liveness> liveness = {};  // by root: of all slots that share its memory
   std::map<program::Step*, program::Step> dropped = {};  // original steps
 
   int last() const { return timeline.last(); }
@@ -29,7 +28,8 @@ class SharedSlots {
     while (root_[std::size_t(s)] != s) s = root_[std::size_t(s)];
     return s;
   }
-  Liveness& liveness_in(int r) { return liveness[std::size_t(r)]; }
+  // Returns when the memory of a root is in use, by all of its slots.
+  const Liveness& liveness_in(int root) const { return liveness_[std::size_t(root)]; }
   bool is_donated(int slot) const {
     auto& s = p.slot(slot);
     return s.home == program::Home::argument && donated_[std::size_t(s.index)];
@@ -44,7 +44,7 @@ class SharedSlots {
   bool has_own_memory(int slot) const { return find_root(slot) == slot; }
   void share(int slot, int with) {  // places `slot` in the memory of `with`
     int r = root_[std::size_t(slot)] = find_root(with);
-    auto &a = liveness_in(r), &b = liveness_in(slot);
+    auto &a = liveness_[std::size_t(r)], &b = liveness_[std::size_t(slot)];
     a.first = std::min(a.first, b.first);
     a.last = std::max(a.last, b.last);
   }
@@ -62,7 +62,8 @@ class SharedSlots {
   Liveness liveness_of(int slot) const;
   const std::vector<bool>& donated_;
   const bool keeps_dropped_;
-  std::vector<int> root_ = {};  // by slot: a slot with the same memory; a root: itself
+  std::vector<Liveness> liveness_ = {};  // by root
+  std::vector<int> root_ = {};           // by slot: a slot with the same memory; a root: itself
 };
 
 // Writes results over operands, returns donated arguments, and computes the next value of a carry

@@ -403,10 +403,10 @@ struct GatheredCheck {
   }
 };
 
-// A collective of a Program, in order, or the start or end of a loop that contains collectives.
+// A collective of a Program, in order, or the start or end of a body that contains collectives.
 struct ListedCall {
   std::string text;
-  const Step* step = nullptr;  // null: the start or end of iterations
+  const Step* step = nullptr;  // null: the start or end of a body
 };
 std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
   std::vector<ListedCall> out;
@@ -420,10 +420,10 @@ std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
         call += fmt::format(", spares {}", int(skip_flag));
       out.push_back({fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where), &s});
     } else if (auto body = calls_of(s.body); !body.empty()) {
-      out.push_back({s.kind == Kind::conditional ? "a conditional"
-                                                 : std::to_string(s.loop.trips) + " iterations"});
+      const bool is_loop = s.kind == Kind::loop;
+      out.push_back({is_loop ? std::to_string(s.loop.trips) + " iterations" : "a conditional"});
       out.insert(out.end(), body.begin(), body.end());
-      out.push_back({"the end of the iterations"});
+      out.push_back({is_loop ? "the end of the iterations" : "the end of the conditional"});
     }
   }
   return out;
