@@ -6,6 +6,7 @@
 #include "backends/cpu/masks.h"
 #include "haliax/haliax.h"
 #include "program/fused.h"
+#include "program/views.h"
 #include "runtime/run.h"
 
 using namespace haliax;
@@ -175,19 +176,15 @@ TEST_CASE(
   for (auto& g : gradients) roots.push_back(g.node());
   const auto compiled = compile(roots, "cpu");
   int tiles = 0, masked = 0;
-  auto look = [&](const std::vector<program::Step>& steps, const auto& self) -> void {
-    for (auto& s : steps) {
-      self(s.body, self);
-      if (s.kind != program::Kind::fused) continue;
-      const auto& code = s.fused.code;
-      const bool compares = std::any_of(
-          code.begin(), code.end(), [](auto& i) { return i.code == Code::less_equal && i.inner; });
-      const bool is_tile = compares && program::points(s.fused.dims) >= 4096;
-      tiles += is_tile;
-      masked += is_tile && !Unmasked(s.fused).exists();
-    }
-  };
-  look(compiled.program->steps, look);
+  each_step(compiled.program->steps, [&](auto& s) {
+    if (s.kind != program::Kind::fused) return;
+    const auto& code = s.fused.code;
+    const bool compares = std::any_of(
+        code.begin(), code.end(), [](auto& i) { return i.code == Code::less_equal && i.inner; });
+    const bool is_tile = compares && program::points(s.fused.dims) >= 4096;
+    tiles += is_tile;
+    masked += is_tile && !Unmasked(s.fused).exists();
+  });
   CHECK(tiles >= 2);  // one in the forward loop, and one in the gradient
   CHECK(masked == 0);
 }

@@ -7,6 +7,7 @@
 #include "base/thread_pool.h"
 #include "compile/pipeline.h"
 #include "haliax/haliax.h"
+#include "program/views.h"
 
 using namespace haliax;
 
@@ -14,7 +15,7 @@ namespace {
 
 int count(const std::vector<program::Step>& steps, program::Kind kind) {
   int n = 0;
-  for (auto& s : steps) n += (s.kind == kind) + count(s.body, kind);
+  each_step(steps, [&](auto& s) { n += s.kind == kind; });
   return n;
 }
 int loops_in(const Nodes& roots) {

@@ -3,16 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <regex>
 
-#include "compile/pipeline.h"
-#include "haliax/haliax.h"
-#include "ops/prim.h"
+#include "compile/traced.h"
 #include "support/golden_dir.h"
-#include "support/update.h"
-#include "transforms/sharding.h"
 
 using namespace haliax;
 
@@ -22,20 +16,13 @@ const Axis Batch{"batch", 8}, Embed{"embed", 16}, Mlp{"mlp", 32}, Vocab{"vocab",
     Layers{"layers", 4};
 const Mesh data{{{"data", 2}}}, both{{{"data", 2}, {"model", 2}}};
 
-struct Argument {
-  const char* name;
-  Axes axes;
-  Mapping at = {};
-  DType dtype = DType::f32;
-};
-
 // A function of arrays, compiled for the first device of a mesh. `out` is the mapping of the
 // results.
 struct Program {
   std::string name;
   Mesh mesh;
   Mapping compute, out;
-  std::vector<Argument> arguments;
+  std::vector<test::TracedArgument> arguments;
   Leaves (*f)(const Leaves&);
   PartitionOptions options = {};
 
@@ -44,17 +31,7 @@ struct Program {
     use_mesh on(mesh);
     axis_mapping by(compute);
     detail::Tracing tracing;
-    Compilation c{{}, {}, {.mesh = &mesh, .partition = options}};
-    Leaves in;
-    for (auto& a : arguments) {
-      c.inputs.push_back(prim::input(a.axes, a.dtype, Name(a.name)));
-      c.options.in.push_back(sharding_for(a.axes, a.at, mesh, a.name));
-      in.push_back(NamedArray(c.inputs.back()));
-    }
-    for (auto& r : f(in)) {
-      c.roots.push_back(r.node());
-      c.options.out.push_back(sharding_for(r.node()->axes, out, mesh, "a result"));
-    }
+    auto c = test::traced(arguments, f, {.mesh = &mesh, .partition = options}, out);
     run(c, Stage::graph, Stage::sharding);
     auto first = on_device(c, 0);
     run(first, Stage::device, Stage::program);
@@ -145,28 +122,15 @@ const std::vector<Program> programs{
      {.ring = true}},
 };
 
-void compare(const std::string& file, const std::string& text) {
-  CAPTURE(file);
-  auto path = golden_dir() + "/../compile/dumps/" + file + ".txt";
-  if (test::updates()) {
-    std::ofstream(path) << text;
-    return;
-  }
-  std::ifstream in(path);
-  std::string stored{std::istreambuf_iterator<char>(in), {}};
-  CHECK_MESSAGE(
-      stored == text,
-      "if this is as it should be: build/tests/compile --update, and read the difference");
-}
-
 }  // namespace
 
 TEST_CASE("dumps: plans and Programs match the stored ones") {
   setenv("HALIAX_POISON", "0", 1);  // because poison adds steps in a debug build
   for (auto& p : programs) {
     auto [plan, program] = p.text();
-    compare(p.name + ".plan", plan);
-    compare(p.name + ".program", program);
+    const auto path = golden_dir() + "/../compile/dumps/" + p.name;
+    test::matches_file(path + ".plan.txt", plan);
+    test::matches_file(path + ".program.txt", program);
   }
   unsetenv("HALIAX_POISON");
 }

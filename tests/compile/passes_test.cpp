@@ -6,17 +6,12 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <regex>
 #include <stdexcept>
 
-#include "compile/pipeline.h"
-#include "haliax/haliax.h"
-#include "ops/prim.h"
+#include "compile/traced.h"
 #include "support/golden_dir.h"
-#include "support/update.h"
-#include "transforms/sharding.h"
 
 using namespace haliax;
 
@@ -43,12 +38,6 @@ class FixedDevice : public program::Device {
   }
 };
 
-struct ExampleArgument {
-  const char* name;
-  Axes axes;
-  Mapping at = {};
-  DType dtype = DType::f32;
-};
 struct ExampleOptions {
   std::optional<Mesh> mesh = {};
   Mapping compute = {}, out = {};  // mapping of contractions, and of results
@@ -62,7 +51,7 @@ struct PassExample {
   // The pass. A further example of a pass has a dot and a name of its own after it.
   std::string_view name;
   const char* program;
-  std::vector<ExampleArgument> arguments;
+  std::vector<test::TracedArgument> arguments;
   Leaves (*f)(const Leaves&);
   ExampleOptions options = {};
 
@@ -108,27 +97,14 @@ struct PassExample {
 
  private:
   Compilation traced() const {
-    Compilation c{{}, {}, {.partition = options.partition}};
-    c.options.debug = options.debug;
-    c.options.debug.verify = true;
-    c.options.scores_budget = options.scores_budget;
-    c.options.chunk_depth = options.chunk_depth;
-    c.options.workers = 2;
-    if (options.mesh) c.options.mesh = &*options.mesh;
-    auto place = [&](const Axes& axes, const Mapping& at, const char* what) {
-      return options.mesh ? sharding_for(axes, at, *options.mesh, what) : Sharding{};
-    };
-    Leaves in;
-    for (auto& a : arguments) {
-      c.inputs.push_back(prim::input(a.axes, a.dtype, Name(a.name)));
-      c.options.in.push_back(place(a.axes, a.at, a.name));
-      in.push_back(NamedArray(c.inputs.back()));
-    }
-    for (auto& r : f(in)) {
-      c.roots.push_back(r.node());
-      c.options.out.push_back(place(r.node()->axes, options.out, "a result"));
-    }
-    return c;
+    CompileOptions to{.workers = 2,
+                      .chunk_depth = options.chunk_depth,
+                      .scores_budget = options.scores_budget,
+                      .mesh = options.mesh ? &*options.mesh : nullptr,
+                      .partition = options.partition,
+                      .debug = options.debug};
+    to.debug.verify = true;
+    return test::traced(arguments, f, std::move(to), options.out);
   }
   // Removes source locations, which other tests check.
   static std::string plain(const std::string& text) {
@@ -137,7 +113,7 @@ struct PassExample {
   }
 };
 
-const std::vector<ExampleArgument> heads{{"q", {Q, D}}, {"k", {K, D}}, {"v", {K, D}}};
+const std::vector<test::TracedArgument> heads{{"q", {Q, D}}, {"k", {K, D}}, {"v", {K, D}}};
 
 // Returns the last state of tanh(c * w), one layer after the other.
 NamedArray recurrent(const NamedArray& x, const NamedArray& w) {
@@ -386,10 +362,6 @@ const std::vector<PassExample> examples{
      {.scores_budget = 0}},
 };
 
-std::string read(const std::string& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 const std::string folder = "tests/compile/passes/";
 std::string in_repository(const std::string& path) { return golden_dir() + "/../../" + path; }
 
@@ -426,7 +398,7 @@ void set_blocks(std::string& page) {
   const std::string mark = "<!-- from: ";
   for (auto at = page.find(mark); at != page.npos; at = page.find(mark, at)) {
     at += mark.size();
-    set_block(page, at, read(in_repository(page.substr(at, page.find(' ', at) - at))));
+    set_block(page, at, test::file_text(in_repository(page.substr(at, page.find(' ', at) - at))));
   }
 }
 // Returns the headings of sections and the marks of blocks, in order.
@@ -451,14 +423,7 @@ TEST_CASE("passes: each pass of the list changes its example, as the stored text
     auto [before, after] = e.texts();
     CHECK_MESSAGE(before != after, "the pass changes nothing in its example");
     auto text = e.description() + "before\n" + before + "after\n" + after;
-    auto path = in_repository(folder + std::string(e.name) + ".txt");
-    if (test::updates()) {
-      std::ofstream(path) << text;
-      continue;
-    }
-    CHECK_MESSAGE(
-        read(path) == text,
-        "if this is as it should be: build/tests/compile --update, and read the difference");
+    test::matches_file(in_repository(folder + std::string(e.name) + ".txt"), text);
   }
 }
 
@@ -470,19 +435,15 @@ TEST_CASE("passes: a page shows the list of passes, and a section with an exampl
     CHECK_MESSAGE(std::count(does.begin(), does.end(), ' ') < 10,
                   p.name << " takes more than ten words");
   }
-  CHECK(outline(read(in_repository(kPages[0]))) == sections);
+  CHECK(outline(test::file_text(in_repository(kPages[0]))) == sections);
 }
 
 TEST_CASE("passes: blocks of pages are stored files, or parts of them") {
   for (std::string name : kPages) {
     CAPTURE(name);
-    const auto page = read(in_repository(name));
-    auto expected = page;
+    auto expected = test::file_text(in_repository(name));
     if (name == kPages[0]) set_block(expected, 0, table_of_passes());
     set_blocks(expected);
-    if (test::updates())
-      std::ofstream(in_repository(name)) << expected;
-    else
-      CHECK_MESSAGE(page == expected, "build/tests/compile --update writes the page again");
+    test::matches_file(in_repository(name), expected);
   }
 }

@@ -10,6 +10,7 @@
 #include "haliax/jit.h"
 #include "haliax/nn.h"
 #include "ops/prim.h"
+#include "program/views.h"
 #include "support/head_model.h"
 #include "support/near.h"
 #include "compile/pipeline.h"
@@ -37,15 +38,14 @@ struct Steps {
   int scatters = 0, products = 0, exps = 0;  // exps: steps that store an exp for each element
   std::int64_t arena = 0;
   void count(const std::vector<Step>& steps) {
-    for (auto& s : steps) {
-      count(s.body);
+    each_step(steps, [&](auto& s) {
       scatters += s.kind == program::Kind::scatter;
       products += s.kind == program::Kind::contract;
-      if (s.kind != program::Kind::fused) continue;
+      if (s.kind != program::Kind::fused) return;
       for (auto& i : s.fused.code)
         exps += i.code == Code::store && i.inner &&
                 s.fused.code[std::size_t(i.args[0])].code == Code::exp;
-    }
+    });
   }
 };
 Steps steps_of(const std::vector<NamedArray>& results) {
