@@ -51,13 +51,13 @@ struct IndexAttr {
 enum class Save : std::uint8_t { all, carries, nothing };
 struct Loop : Payload {
   Axis axis;             // the loop axis, with its full size
-  Nodes index;           // one per body: [full chunks, remainder]
-  bool drop = false;     // true: slices lack the axis (scan); false: chunks have it
+  Nodes index;           // one per body: [full tiles, remainder]
+  bool drop = false;     // true: slices lack the axis (scan); false: slices have it
   bool reverse = false;  // last iteration first
   Save save = Save::all;
-  // loop over chunks of scores: matmuls skip blocks that masks make 0
+  // loop over tiles of scores: matmuls skip blocks that masks make 0
   bool of_scores = false;
-  // sums and extremes of chunks: the order of iterations changes only the rounding
+  // sums and extremes of tiles: the order of iterations changes only the rounding
   bool any_order = false;
   std::vector<LoopResult> results;
   std::string form, why;  // for reports: the form that was chosen, and the reason

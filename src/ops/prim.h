@@ -37,9 +37,9 @@ std::int64_t index_chunk(const Node& index);
 std::int64_t index_start(const Node& index);
 // Creates the placeholder of a value that a scan carries. Never equal to another node.
 NodePtr carry(const NodePtr& index, const Axes&, DType);
-// The index of a conditional, and a conditional with only its condition. A conditional is a loop of
-// one iteration, which runs if the flag (bool, without axes) is true. Otherwise each carry keeps
-// its start.
+// Create the index of a conditional, and a conditional whose only result is its condition. It is a
+// loop of one iteration, which runs if the flag (bool, without axes) is true. Otherwise each carry
+// keeps its start.
 NodePtr conditional_index(int depth, LoopOrigin = LoopOrigin::user);
 Loop conditional(const NodePtr& index, const NodePtr& flag);
 bool is_number(const NodePtr&, double value);  // true for this number, also when broadcast
@@ -117,7 +117,8 @@ extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;
 // Returns the same values with these axes, reordered and broadcast along new ones.
 NodePtr fit(const NodePtr&, const Axes&);
 // Creates a node, or a simpler node with the same values (simplify.h). Builders and rewriters use
-// it; `map` does not, so that the arithmetic of users stays as written until it is compiled.
+// it. `map` does not: the arithmetic of users creates nodes as written, since x + 0 is a copy that
+// may be donated.
 NodePtr build(const Op&, Nodes in, Axes, DType, Attr = {});
 // Returns the same op with other operands and other sizes of its axes.
 NodePtr rebuilt(const Node&, Nodes in, const Axes&);
@@ -173,7 +174,7 @@ inline const ShardingConstraint& sharding_constraint_of(const Node& n) {
 }
 // Returns x as a node that is unlike any other: gradients are computed with respect to it.
 NodePtr tracer(const NodePtr& x, Name path = {});
-// The boundaries of a region that is computed chunk by chunk along an axis, around arrays that have
+// The boundaries of a region that is computed tile by tile along an axis, around arrays that have
 // the axis. Equal attributes mean the same region, so that two losses of one array share their
 // common parts. attr: a ChunkKey.
 NodePtr enter(const NodePtr&, const Attr&region), leave(const NodePtr&, const Attr&region);

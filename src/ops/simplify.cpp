@@ -1,9 +1,9 @@
-// The simplification rules. `build` applies them to each node before the node exists, so that
-// gradients and the rewrites of the compiler create no node that a rule simplifies.
+// The simplification rules. `build` applies them before it creates a node. The named builders (add,
+// cast, slice, ...), `rebuilt` and `substitute` use `build`; `map` and `make` apply no rules.
 //
 // Always  a rule keeps the axes, the dtype, and every bit of the values, except that x + 0 is x
 //         where x is -0.
-#include <span>
+#include <functional>
 
 #include "ops/attr.h"
 #include "ops/simplify.h"
@@ -73,7 +73,7 @@ NodePtr fit_of_fit(const NodeSpec& d) {
   return x(d)->op == &kFit ? fit(x(d)->in[0], d.axes) : nullptr;
 }
 
-NodePtr rename_of_number(const NodeSpec& d) {
+NodePtr rename_of_scalar(const NodeSpec& d) {
   return x(d)->op == &kFit && x(d)->in[0]->axes.empty() ? fit(x(d)->in[0], d.axes) : nullptr;
 }
 NodePtr rename_of_rename(const NodeSpec& d) {
@@ -134,7 +134,7 @@ const SimplifyRule kRules[] = {
     {"cast of a widening cast -> one cast", &kCast, cast_of_widened},
     {"fit to the same axes -> x", &kFit, fit_to_same},
     {"fit of a fit -> one fit", &kFit, fit_of_fit},
-    {"rename of a broadcast number", &kRename, rename_of_number},
+    {"rename of a broadcast scalar", &kRename, rename_of_scalar},
     {"rename of a rename -> one rename", &kRename, rename_of_rename},
     {"slice of all positions -> x", &kSlice, full_slice},
     {"slice of a broadcast -> a broadcast", &kSlice, slice_of_broadcast},

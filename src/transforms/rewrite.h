@@ -103,7 +103,7 @@ Nodes in_bodies(const Nodes& roots, const Node* index, const Requested& requeste
   return substitute(roots, to, index, &same);
 }
 
-// Returns a sum of 16-bit floats in f32. Used for sums that are carried from chunk to chunk or
+// Returns a sum of 16-bit floats in f32. Used for sums that are carried from tile to tile or
 // communicated between devices, which are rounded once, at the end.
 NodePtr widened(const NodePtr&);
 

@@ -140,8 +140,8 @@ class ScoresOfLevel {
   Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why,
              bool by_key = false) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
-    // after: all nodes that depend on them. rows: one value per query. outs:
-    // contractions over the keys.
+    // all_scores: one value per query and key. after: all nodes that depend on them. rows: one
+    // value per query. outs: contractions over the keys.
     Set all_scores{&scores}, after{&scores}, rows, outs;
     // Axes that scores have and values lack, including heads to which other heads are mixed.
     Axes axes = scores.axes;
@@ -193,13 +193,14 @@ class ScoresOfLevel {
                         return reduces_over_keys(*n, all_scores, keys);
                       });
     if (outs.empty() || !are_scores) return {};
-    all_scores.insert(needed.begin(), needed.end());
-    all_scores.insert(outs.begin(), outs.end());
-    add_operands(all_scores, queries, keys);
-    return all_scores;
+    auto inside = std::move(all_scores);
+    inside.insert(needed.begin(), needed.end());
+    inside.insert(outs.begin(), outs.end());
+    add_operands(inside, queries, keys);
+    return inside;
   }
   // Returns true if n, which reads scores with these axes, contracts the keys with the values, or
-  // reduces weighed values over the keys.
+  // reduces weighted values over the keys.
   static bool reduces_values(const Node& n, const Axes& axes) {
     return n.op->kind == Kind::contract ||
            (n.op->kind == Kind::reduce && !without(n.axes, axes).empty());

@@ -59,7 +59,7 @@ std::vector<Example> examples() {
       {"cast of a widening cast -> one cast", map(prim::kCast, {prim::cast(small, DType::f64)})},
       {"fit to the same axes -> x", with(prim::kFit, {x}, {A, B})},
       {"fit of a fit -> one fit", with(prim::kFit, {broadcast}, {B, C, A})},
-      {"rename of a broadcast number",
+      {"rename of a broadcast scalar",
        with(prim::kRename, {prim::filled(2, DType::f32, {A})}, {renamed}, to_r.attr())},
       {"rename of a rename -> one rename", with(prim::kRename, {r}, {A, B}, to_a.attr())},
       {"slice of all positions -> x", with(prim::kSlice, {x}, {A, B}, all.attr())},

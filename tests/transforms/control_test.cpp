@@ -16,7 +16,7 @@ NamedArray up(const NamedArray& x) { return exp(x) * 2.; }
 NamedArray down(const NamedArray& x) { return square(x) - 3.; }
 NamedArray either(const NamedArray& flag, const NamedArray& x) { return cond(flag, up, down)(x); }
 
-// Returns the text of the Program, in which tests look for skipped steps.
+// Returns the text of the Program, in which tests look for conditionals.
 std::string program_of(const NamedArray& flag) {
   return jit(either).compile(flag, values({Embed})).program;
 }
@@ -41,8 +41,8 @@ TEST_CASE("only one branch runs") {
   auto first = program.find("\nif "), second = program.find("\nif ", first + 1);
   CHECK((first < program.find(" exp ") && program.find(" exp ") < second &&
          second < program.find(" sub ")));
-  // A branch raises the errors of its checks only if it runs. Captured arrays are read in its
-  // iteration, too.
+  // A branch raises the errors of its checks only if it runs. Captured arrays are read in the
+  // conditional, too.
   auto x = values({Embed});
   auto checked = [&](const NamedArray& flag) {
     return cond(

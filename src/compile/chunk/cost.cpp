@@ -10,11 +10,7 @@ using program::Machine;
 using program::Step;
 using program::View;
 
-double element_count(const program::Dims& dims) {
-  double n = 1;
-  for (auto d : dims) n *= double(d);
-  return n;
-}
+double element_count(const program::Dims& dims) { return double(program::points(dims)); }
 double bytes_viewed(const View& v, const program::Dims& dims) {
   double n = bytes_of(v.dtype);
   for (std::size_t i = 0; i < dims.size(); ++i)

@@ -96,9 +96,9 @@ class DeferNormalization {
   // Returns x without its division by s, the sum of its factor e over `keys`, and sets `by` to s.
   // For example, given (e / s) * 2, returns e * 2. Null: x has no such division.
   //
-  // chosen: a select may hide x, and with it the NaN of a row without visible keys. A division
-  // after the sum must not expose the NaN. If e is 0 in such a row (guarded), s is 0 as well, and
-  // the result is null. Otherwise e and s are NaN, and `by` is 1 instead of NaN.
+  // under_select: a select may hide x, and with it the NaN of a row without visible keys. A
+  // division after the sum must not expose the NaN. If e is 0 in such a row (guarded), s is 0 as
+  // well, and the result is null. Otherwise e and s are NaN, and `by` is 1 instead of NaN.
   static NodePtr without_division(const NodePtr& x, const Axes& keys, NodePtr& by,
                                   bool under_select = false) {
     bool masks = x->op == &prim::kSelect && prim::is_number(x->in[2], 0);

@@ -9,7 +9,6 @@
 // value of one pass is computed in the next pass. For example, given the tiled axis `pos` and
 // y = x / sum(x, pos), pass 0 computes the sum, and pass 1 reads x again and computes y.
 #pragma once
-#include <algorithm>
 #include <map>
 #include <optional>
 

@@ -31,12 +31,9 @@ std::optional<Region> RegionAxes::along(const ChunkKey& axis) const {
 }
 
 std::optional<ChunkKey> RegionAxes::longest() const {
-  const Node* widest = nullptr;
-  for (auto& n : level_) {
-    if (!regions_.contain(n)) continue;
-    if (n->op == &kLoop) return {};
-    if (!widest || n->bytes() > widest->bytes()) widest = n.get();
-  }
+  for (auto& n : level_)
+    if (n->op == &kLoop && regions_.contain(n)) return {};
+  const Node* widest = this->widest();
   const Axis* longest = nullptr;
   if (widest)
     for (auto& a : widest->axes) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "haliax/chunked.h"
 #include "compile/chunk/isolated_subgraph.h"

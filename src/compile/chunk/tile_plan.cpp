@@ -161,8 +161,9 @@ Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std
 //   the one that carries fewer bytes. In the gradient this usually is the loop over keys, since the
 //   gradient has two sums for each key and one for each query.
 // - If even the smaller sums exceed kMaxCarriedSums, no sum is carried. A loop over queries
-// computes the
-//   results with queries, and a loop over keys computes the other results. Both compute the scores.
+// computes
+//   the results with queries, and a loop over keys computes the other results. Both compute the
+//   scores.
 Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::size_t from) {
   auto by_queries = plan, by_keys = plan;
   by_queries.defers_normalization = by_keys.defers_normalization = false;

@@ -97,8 +97,7 @@ void set_carry_flags(IterationPart& unsplit, const Loop& l, std::size_t body) {
     if (r.fold == Fold::fold && r.monoid != Monoid::sum) return;
     iteration_results.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
   }
-  auto flags =
-      iteration_flags(iteration_results, index, Axis(l.axis.name, prim::index_chunk(*index)));
+  auto flags = iteration_flags(iteration_results, index);
   unsplit.flag = flags.changes;
   if (!l.any_order || flags.changes == flags.may_be_true) return;
   unsplit.flag = flags.may_be_true;
@@ -160,8 +159,8 @@ std::vector<IterationPart> parts_of_iteration(const Loop& l, std::size_t body, b
 
 }  // namespace
 
-IterationFlags iteration_flags(const std::vector<IterationResult>& results, const Node* index,
-                               const Axis& tile) {
+IterationFlags iteration_flags(const std::vector<IterationResult>& results, const Node* index) {
+  const Axis tile(IndexAttr::of(*index).axis.name, prim::index_chunk(*index));
   Nodes values, masks;
   for (auto& r : results) values.push_back(r.value);
   for (auto& n : level_of(values, index)) {

@@ -40,8 +40,7 @@ struct IterationFlags {
   // False if a mask is false everywhere, independent of previous results.
   NodePtr may_be_true = {};
 };
-IterationFlags iteration_flags(const std::vector<IterationResult>&, const Node* index,
-                               const Axis& tile);
+IterationFlags iteration_flags(const std::vector<IterationResult>&, const Node* index);
 // Returns the value of an iteration as if it were computed without tiles of other axes. Null: not
 // applicable.
 NodePtr untiled(const NodePtr& value, const Node* index);

@@ -17,6 +17,7 @@ namespace {
 
 bool is_view(const Node& n) { return n.op->kind == Kind::view; }
 bool is_custom_vjp_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustomVjp; }
+// Returns true for views and aliases, which need no memory of their own.
 bool forwards(const Node& n) { return is_view(n) || is_alias(n); }
 // Returns true for views that an expression can read through: they rename, reorder or broadcast.
 bool is_readable_through(const Node& n) { return is_transparent_view(n) || is_alias(n); }
@@ -121,7 +122,8 @@ struct Builder {
       scope.targets[t.node.get()].push_back(&t);
     }
   }
-  void store_in_memory(const NodePtr& n) {  // the node that `n` views is stored in memory
+  // Marks the node that n views as stored in memory.
+  void store_in_memory(const NodePtr& n) {
     if (auto& base = base_of(n); !is_placed(*base)) scope.in_memory.insert(base.get());
   }
 

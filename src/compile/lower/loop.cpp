@@ -40,6 +40,7 @@ void Lowering::loop(const NodePtr& n) {
                 (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
     auto* add = adds ? accumulation(r) : nullptr;
     t.added.push_back(add != nullptr);
+    // A condition never changes, so it is read where it is stored.
     if (how.is_condition && in_memory(how.start)) {
       t.places.push_back(place_of(how.start));
       continue;

@@ -39,6 +39,9 @@ class Lowering final : public Emit {
   void fill(const Place&, const Axes&, const NodePtr& number) override;
   void copy(const Place& from, const Place& to, const Axes&) override;
   void push(program::Step) override;
+  program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) override;
+
+ private:
   // Pushes a step whose body consists of the steps that `emit` pushes.
   template <class F> void push_with_body(program::Step step, const F& emit) {
     auto* outer = std::exchange(steps_, &step.body);
@@ -50,9 +53,6 @@ class Lowering final : public Emit {
   template <class F> void conditional(const Place& flag, const F& emit) {
     push_with_body({.kind = program::Kind::conditional, .conditional = {view(flag, {}, {})}}, emit);
   }
-  program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) override;
-
- private:
   struct Placed {
     Place place;
     Axes axes;

@@ -15,7 +15,6 @@
 #include "compile/lower/masked_matmuls.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "compile/analysis/flags.h"
 #include "compile/analysis/masked_values.h"
@@ -130,20 +129,16 @@ class BlockSkipping {
            : dtype == DType::bf16 ? machine_.mask_block_bf16
                                   : 0;
   }
-  static double element_count(const Axes& axes) {
-    return std::accumulate(axes.begin(), axes.end(), 1.,
-                           [](double n, auto& a) { return n * double(a.size); });
-  }
   // Returns true for a product of a vector and a matrix, possibly batched, outside of loops over
   // scores. An example is the attention of one query to all previous keys during generation.
   bool is_vectors(const Node& n) const {
     auto reads = [](DType d) { return d == DType::f32 || d == DType::bf16; };
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
-    return !in_iteration_ && std::min(element_count(p.m), element_count(p.n)) == 1 &&
+    return !in_iteration_ && std::min(axis_size(p.m), axis_size(p.n)) == 1 &&
            reads(n.in[0]->dtype) && reads(n.in[1]->dtype) && reads(n.dtype);
   }
   bool is_large_enough(const Node& n) const {
-    const auto work = element_count(joined(n.in[0]->axes, n.in[1]->axes));
+    const auto work = double(axis_size(joined(n.in[0]->axes, n.in[1]->axes)));
     return work >= (is_vectors(n) ? kMinVectorWork : kMinWork) && kernel_block(n) > 0;
   }
   // Returns true if a matmul in an iteration skips blocks along `a` in its kernel, rather than in a
@@ -152,8 +147,8 @@ class BlockSkipping {
   // core together with 64 rows of 1,024 scores.
   bool skips_in_kernel(const Node& n, const Axis& a) const {
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
-    const double rows = element_count(p.m), columns = element_count(p.n),
-                 summed = element_count(p.k);
+    const auto rows = double(axis_size(p.m)), columns = double(axis_size(p.n)),
+               summed = double(axis_size(p.k));
     return n.in[0]->dtype == DType::f32 && kernel_block(n) > 0 && is_side(n, a) &&
            std::min({rows, columns, summed}) >= 16 && rows * columns * summed >= kMinMatrixWork;
   }
@@ -216,7 +211,7 @@ class BlockSkipping {
     Nodes masks;
     for (auto& e : ends)
       for (auto& m : analysis::masks_of(e, axis))
-        if (std::find(masks.begin(), masks.end(), m) == masks.end()) masks.push_back(m);
+        if (!holds(masks, m)) masks.push_back(m);
     for (auto& m : masks) {
       SkippedBlocks::Mask skipped_mask{m, {}};
       auto most = analysis::MaskedReads::nothing;
@@ -233,7 +228,7 @@ class BlockSkipping {
   static bool is_side(const Node& n, const Axis& a) {
     const MatmulAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
     for (auto* side : {&p.m, &p.n, &p.k})
-      if (has(*side, a.name)) return element_count(*side) == double(a.size);
+      if (has(*side, a.name)) return axis_size(*side) == a.size;
     return false;  // a batch axis
   }
   // Returns the longest axis other than `a` that a mask and the contraction share, and that may be

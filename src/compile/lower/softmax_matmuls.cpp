@@ -71,16 +71,13 @@ class Factoring {
   std::optional<Factored> factored(const NodePtr& x, int depth = 0) const {
     auto* op = x->op;
     if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
-    // The part is not broadcast.
-    auto is_not_broadcast = [&](const NodePtr& part) {
-      return part->axes.size() == x->axes.size();
-    };
+    auto has_all_axes = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };
     auto factored_operand = [&](const NodePtr& part) -> std::optional<Factored> {
-      if (users_.at(part.get()) > 1 || !is_not_broadcast(part)) return {};
+      if (users_.at(part.get()) > 1 || !has_all_axes(part)) return {};
       return factored(part, depth + 1);
     };
     auto is_normalized = [&](const NodePtr& part, const NodePtr& sum) {
-      return is_not_broadcast(part) && is_sum_of(sum, *part);
+      return has_all_axes(part) && is_sum_of(sum, *part);
     };
     bool is_mul = op == &prim::kMul;
     if (op == &prim::kDiv && is_normalized(x->in[0], x->in[1]))

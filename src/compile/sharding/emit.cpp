@@ -8,7 +8,6 @@
 #include "compile/sharding/rules.h"
 #include "ops/attr.h"
 #include "ops/block.h"
-#include "ops/blockwise.h"
 #include "transforms/rewrite.h"
 
 namespace haliax::partitioning {
@@ -359,8 +358,7 @@ class Emitter {
       if (!value || r.effect || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
       created.push_back({value, r.carry ? ring_loop.results[k] : nullptr});
     }
-    auto flag =
-        iteration_flags(created, index.get(), Axis(l.axis.name, prim::index_chunk(*index))).changes;
+    auto flag = iteration_flags(created, index.get()).changes;
     return flag && reads_blocks(flag, ring_loop.blocks) ? nullptr : flag;
   }
   static bool reads_blocks(const NodePtr& flag, const Nodes& blocks) {

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "ops/attr.h"
-#include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "compile/sharding/global_graph.h"
 #include "compile/sharding/rules.h"

@@ -10,7 +10,7 @@
 namespace haliax::partitioning {
 
 // The unsharded graph, with the facts about it that do not depend on a plan. It grows when an op is
-// expanded into other ops (global_graph.cpp).
+// expanded into other ops (OpPlanner::plan_replacement).
 struct GlobalGraph {
   // The top level or a body: its nodes, operands first, and their readers there. Reader -1: the
   // value is a result of the level.

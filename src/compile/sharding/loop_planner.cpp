@@ -114,7 +114,7 @@ void LoopPlanner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
     if (choice != state_.choices->stacks.end() && stacks && !open &&
         cost_.cheapest_source(v, choice->second).cost == 0)
       inside = without(choice->second, a.blocked);
-    if (stacks) inside.set(a.l.axis.name, {});  // a device's shards of all chunks form no block
+    if (stacks) inside.set(a.l.axis.name, {});  // a device's shards of all tiles form no block
   }
   a.plan.value[k].push_back(versions_.obtain(v, inside));
   at = inside;

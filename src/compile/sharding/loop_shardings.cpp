@@ -62,7 +62,7 @@ bool LoopShardings::reads_beyond_slice(const std::vector<int>& order, int x, Nam
 // Returns the mesh axes whose devices share the iterations of the loop. A loop may tile an axis
 // that is sharded. If its iterations are independent, each device runs those of its own block. Sums
 // over iterations are then partial, and stacked results are sharded as the tiled arrays. For
-// example, given 8 chunks and 4 devices, each device runs 2 iterations.
+// example, given 8 tiles and 4 devices, each device runs 2 iterations.
 MeshAxes LoopShardings::iterations_shared_by(int n) const {
   auto& l = loop_of(node(n));
   if (l.index.size() != 1) return {};
@@ -104,7 +104,7 @@ MeshAxes LoopShardings::iterations_shared_by(int n) const {
 //
 // - A reduction over iterations of values that are partial by the same monoid stays partial. It is
 //   reduced over devices once, after the loop.
-//   For example, given a sum over chunks of [a, b] that are partial over x, returns [a, b] partial
+//   For example, given a sum over tiles of [a, b] that are partial over x, returns [a, b] partial
 //   over x.
 // - A stack uses a version without partial sums if there is one. Otherwise it stays partial, unless
 //   `regather` is set and a reduce-scatter makes the value smaller.

@@ -60,9 +60,9 @@ Partition::~Partition() = default;
 void Partition::plan() { impl_->make(impl_->options.regather); }
 void Partition::residuals() {
   auto& m = *impl_;
+  if (m.options.regather) return m.keep_residuals();
   auto other = std::make_unique<Impl>(Impl{m.mesh, m.roots, m.requested, m.inputs, m.options});
   m.keep_residuals();
-  if (m.options.regather) return;
   // Gathered weights stay resident only to reduce communication. If gathering them again in each
   // loop communicates less, that plan is used.
   other->make(true);

@@ -1,6 +1,6 @@
 // Additional residuals that avoid communication in the backward pass. If a loop over layers sums a
 // value over devices, and a later loop would rematerialize the value and sum it again, then the
-// first loop saves the value as a residual. The same applies to sums in the chunks of a loss, if
+// first loop saves the value as a residual. The same applies to sums in the tiles of a loss, if
 // they are no larger than the slices that the loop reads; logits are larger and are not saved.
 // Afterwards the global graph has new roots and is planned again.
 #include <algorithm>

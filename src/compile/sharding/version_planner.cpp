@@ -100,9 +100,8 @@ void VersionPlanner::reshard_base(int x, const Sharding& need) {
   int base = graph_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
   if (base < 0 || base == x || replacement(base) >= 0 || body_of(base) != body_of(x)) return;
   if (!users(base).empty() && !read_as_it_is(node(base))) return;
-  if (cost_.cheapest_source(x, need).cost == 0 ||
-      cost_.cheapest_source(base, need).cost > cost_.cheapest_source(x, need).cost)
-    return;
+  const auto cost = cost_.cheapest_source(x, need).cost;
+  if (cost == 0 || cost_.cheapest_source(base, need).cost > cost) return;
   recompute_from(x, base, need);
 }
 void VersionPlanner::recompute_from(int n, int base, const Sharding& need) {
