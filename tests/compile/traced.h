@@ -1,4 +1,4 @@
-// Functions that are traced to a Compilation, and texts that are compared with stored files.
+// Functions that are traced to a Compilation, and strings that are compared with stored files.
 #pragma once
 #include <doctest/doctest.h>
 

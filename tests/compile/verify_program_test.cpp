@@ -82,6 +82,7 @@ TEST_CASE("verify finds a program's faults") {
   loop.loop.trips = 5;
   loop.body = p.steps;
   p.steps = {loop};
+  p.loops = 1;
   CHECK(reports(in_program(p), "a view reaches elements 0 to 4 of slot 0"));
   p.steps[0].loop.trips = 4;
   p.slots[1].bytes = 4;
@@ -191,6 +192,7 @@ TEST_CASE("verify finds reads of memory that is written in part") {
   loop.body = {part(1, 0)};
   loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   p.steps = {loop, copy(2, 1)};
+  p.loops = 1;
   for (bool placed : {false, true}) CHECK(in_program(p, placed) == "");
   p.steps[0].loop.trips = 3;
   CHECK(reports(
@@ -317,6 +319,7 @@ TEST_CASE("verify finds ids that exceed their table, and elements that no iterat
   loop.loop.trips = 1;
   loop.body = p.steps;
   p.steps = {loop};
+  p.loops = 1;
   CHECK(in_program(p) == "");
   p.steps[0].loop.trips = 0;
   CHECK(reports(in_program(p), "a result is never written"));
