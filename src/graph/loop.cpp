@@ -14,24 +14,7 @@ const Op kCustomVjp{.name = "custom_vjp", .kind = Kind::wrap};
 namespace {
 
 bool is_index(const Node& n) { return n.in.empty() && n.varies_with(&n); }
-// Returns false for ops whose results a loop saves for the backward pass. The backward pass
-// recomputes the results of all other elementwise ops, also of some for which `is_expensive`
-// (codes.h) returns true, such as log: they then need no memory.
-bool is_cheap(const Op& op) {
-  if (op.kind != Kind::map) return op.cheap;
-  switch (op.code) {
-    case Code::exp:
-    case Code::tanh:
-    case Code::sigmoid:
-    case Code::erfinv:
-    case Code::threefry0:
-    case Code::threefry1:
-    case Code::threefry_xor:
-      return false;
-    default:
-      return true;
-  }
-}
+bool is_cheap(const Op& op) { return op.kind == Kind::map ? !is_expensive(op.code) : op.cheap; }
 
 }  // namespace
 

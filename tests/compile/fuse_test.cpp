@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "compile/pipeline.h"
 #include "haliax/haliax.h"
+#include "program/views.h"
 
 using namespace haliax;
 
@@ -130,4 +132,23 @@ TEST_CASE("fuse: an optimizer's moments and its parameter are one loop") {
   CHECK(first != std::string::npos);
   CHECK(report.program.find("fused [", first + 1) == std::string::npos);
   CHECK(report.peak_bytes == 0);
+}
+
+TEST_CASE("fuse: an expensive function of few elements is computed once, then broadcast") {
+  const Axis B("batch", 4), H("heads", 6), P("pos", 32), D("half", 8);
+  auto x = random::normal(random::key(0), {B, H, P, D}).eval();
+  auto learned = random::normal(random::key(1), {D}).eval();
+  // The angles of rotary positions, from an array and from positions alone.
+  for (auto& speed : {learned, power(10., arange(D) * -0.1)}) {
+    auto angle = broadcast_axis(arange(P), D) * speed;
+    auto rotated = x * cos(angle) + flip(x, D) * sin(angle);
+    Compilation c{{rotated.node()}, {}};
+    run(c);
+    std::int64_t evaluations = 0;
+    each_step(c.program->steps, [&](auto& s) {
+      for (auto& i : s.fused.code)
+        if (i.code == program::Code::cos) evaluations += program::points(s.fused.dims);
+    });
+    CHECK(evaluations == P.size * D.size);
+  }
 }

@@ -53,6 +53,8 @@ struct Builder {
   Scope scope = {};
   Nodes order = {};
   std::unordered_map<const Node*, int> users = {};
+  // Number of elements of the largest kernel that reads the node.
+  std::unordered_map<const Node*, std::int64_t> read_at = {};
   std::unordered_set<const Node*> anchored = {};
   // Nodes in which other devices take part: collectives, and loops that contain collectives. The
   // value is the plan number of the first collective.
@@ -106,6 +108,10 @@ struct Builder {
         auto& x = n->in[k];
         if (!x) continue;
         ++users[x.get()];
+        if (in_kernel(*n)) {
+          auto& at = read_at[read_node(x).get()];
+          at = std::max(at, n->op->kind == Kind::reduce ? n->in[0]->size() : n->size());
+        }
         bool memory = is_step(*n) || (is_view(*n) && !is_readable_through(*n));
         // The operand is filled in rather than read: zeros, or the start of a carry.
         bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) ||
@@ -121,6 +127,10 @@ struct Builder {
       ++users[t.node.get()];
       scope.targets[t.node.get()].push_back(&t);
     }
+  }
+  // Returns the node of which x is a view that an expression can read through.
+  static const NodePtr& read_node(const NodePtr& x) {
+    return is_readable_through(*x) ? read_node(aliased(*x)) : x;
   }
   // Marks the node that n views as stored in memory.
   void store_in_memory(const NodePtr& n) {
@@ -153,21 +163,37 @@ struct Builder {
   static bool is_term(const NodePtr& n) {
     return prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex;
   }
+  // Returns true if kernels would compute each element of the node many times, because they
+  // broadcast it. For example, cos(angle) with axes (pos, half), times queries (batch, heads, pos,
+  // half).
+  bool is_broadcast(const Node& n) const {
+    constexpr std::int64_t many = 4;
+    auto at = read_at.find(&n);
+    return at != read_at.end() && at->second >= many * n.size();
+  }
   void anchor() {
-    // Number of instructions that a read of this node adds to a kernel.
-    std::unordered_map<const Node*, int> inlined;
+    // The instructions that a read of this node adds to a kernel.
+    struct Inlined {
+      int size = 1;
+      bool is_expensive = false;
+    };
+    std::unordered_map<const Node*, Inlined> inlined;
     for (auto& n : order) {
       if (is_placed(*n)) continue;
-      auto& size = inlined[n.get()] = 1;
+      auto& [size, expensive] = inlined[n.get()];
+      expensive = n->op->kind == Kind::map && is_expensive(n->op->code);
       for (auto& x : n->in)
         if (auto i = inlined.find(x.get());
-            i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || forwards(*x)))
-          size += i->second;
+            i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || forwards(*x))) {
+          size += i->second.size;
+          expensive |= i->second.is_expensive;
+        }
       bool needed = scope.in_memory.count(n.get()) > 0, shared = users[n.get()] > 1;
       auto kind = n->op->kind;
       if (kind == Kind::reduce || (kind == Kind::leaf && needed && is_term(n)) ||
           (kind == Kind::map &&
-           (needed || !fuse || size > 64 || (shared && !is_generated(n) && !is_cheap(n)))))
+           (needed || !fuse || size > 64 || (shared && !is_generated(n) && !is_cheap(n)) ||
+            (expensive && is_broadcast(*n)))))
         anchored.insert(n.get());
     }
     for (auto& t : targets)  // a target is computed in place, not elsewhere and copied
