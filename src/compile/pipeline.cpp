@@ -61,10 +61,8 @@ const Pass kPasses[] = {
     // ---- a mesh ----
     {"plan", "chooses the sharding and the collectives of each value", Stage::sharding, false,
      [](Compilation& c) { c.partition->plan(); }},
-    {"residuals", "saves values that a later loop would communicate again", Stage::sharding, false,
-     [](Compilation& c) { c.partition->residuals(); }},
-    {"regather", "gathers weights again for the backward pass", Stage::sharding, false,
-     [](Compilation& c) { c.partition->regather(); }},
+    {"rematerialize", "saves communicated values, or communicates them again", Stage::sharding,
+     false, [](Compilation& c) { c.partition->rematerialize(); }},
     {"ring", "replaces a gather before one contraction by a ring", Stage::sharding, false,
      [](Compilation& c) { c.partition->ring(); }},
     {"bucket", "merges collectives that are needed at the same time", Stage::sharding, false,

@@ -199,7 +199,7 @@ const std::vector<PassExample> examples{
      {{"x", {N, D}, {{"d", "data"}}}, {"w", {D, B}, {{"d", "data"}}}},
      [](const Leaves& in) { return Leaves{dot(in[0], in[1], D) * 2.}; },
      {.mesh = two}},
-    {"residuals",
+    {"rematerialize",
      "the gradient of fold(tanh(c * sum(w, \"d\"))) by x, with rematerialized "
      "layers",
      {{"x", {A}}, {"w", {L, D}, {{"d", "data"}}}},
@@ -211,7 +211,7 @@ const std::vector<PassExample> examples{
        return Leaves{grad(loss)(in[0])};
      },
      {.mesh = two}},
-    {"regather",
+    {"rematerialize.weights",
      "the gradient of sum(dot(dot(dot(x, u), v), w) ** 2) by u, with weights "
      "of 64 MiB",
      {{"x", {N, Axis("a", 4096)}, {{"n", "data"}}},
@@ -401,9 +401,9 @@ void set_blocks(std::string& page) {
     set_block(page, at, test::file_text(in_repository(page.substr(at, page.find(' ', at) - at))));
   }
 }
-// Returns the headings of sections and the marks of blocks, in order.
+// Returns the headings of sections, and the marks of the first example of each pass, in order.
 std::string outline(const std::string& page) {
-  static const std::regex line("\n(### .*|<!-- from: .*)(?=\n)");
+  static const std::regex line("\n(### .*|<!-- from: [a-z0-9_/]*\\.txt -->)(?=\n)");
   std::string out;
   for (std::sregex_iterator at(page.begin(), page.end(), line), end; at != end; ++at)
     out += at->str(1) + "\n";

@@ -60,7 +60,7 @@ TEST_CASE(
   CHECK(times(layout, "  in memory (b=2, h=4, ") >= 4);  // both operands
   CHECK(times(before, "  in memory ") == 0);
   // all passes but the passes of a mesh; emit prints separately
-  CHECK(times(printed(kHeads, "all"), "---- after ") == 2 * (passes().size() - 5));
+  CHECK(times(printed(kHeads, "all"), "---- after ") == 2 * (passes().size() - 4));
   auto wrong = printed(kHeads, "layuot", true);
   CHECK(times(wrong,
               "[environment] HALIAX_PRINT is layuot; it must be all or a pass: strip_wraps ") == 1);

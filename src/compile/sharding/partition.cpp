@@ -58,9 +58,12 @@ Partition::Partition(const Nodes& roots, const std::vector<Sharding>& requested,
 Partition::~Partition() = default;
 
 void Partition::plan() { impl_->make(impl_->options.regather); }
-void Partition::residuals() {
+void Partition::rematerialize() {
   auto& m = *impl_;
-  if (m.options.regather) return m.keep_residuals();
+  if (m.options.regather) {
+    m.keep_residuals();
+    return regather(m.plan, *m.graph);
+  }
   auto other = std::make_unique<Impl>(Impl{m.mesh, m.roots, m.requested, m.inputs, m.options});
   m.keep_residuals();
   // Gathered weights stay resident only to reduce communication. If gathering them again in each
@@ -70,9 +73,6 @@ void Partition::residuals() {
   if (!is_cheaper(other->plan, *other->graph, m.plan, *m.graph, m.options.strict)) return;
   other->options.regather = false;
   impl_ = std::move(other);
-}
-void Partition::regather() {
-  if (impl_->options.regather) partitioning::regather(impl_->plan, *impl_->graph);
 }
 void Partition::ring() {
   if (impl_->options.ring) partitioning::ring(impl_->plan, *impl_->graph);

@@ -26,8 +26,7 @@ class Partition {
 
   // ---- the passes, in order; pipeline.cpp describes each ----
   void plan();
-  void residuals();
-  void regather();
+  void rematerialize();
   void ring();
   void bucket();
   struct DeviceGraph {

@@ -11,17 +11,17 @@ using prim::kNegligibleBytes;
 // Bytes per device in one bucket. Larger buckets would keep too many arrays live while they wait.
 constexpr double kBucket = 32 << 20;
 
-// A value that was gathered or summed over devices is saved, or communicated again:
+// ---- rematerialize: a value that was gathered or summed over devices is saved, or communicated
+// again ----
 //
 // - In a loop over layers, the weights of a layer are gathered in each iteration. Without the
-// option
-//   `regather`, all weights are gathered once, before the loop (Cost), unless gathering them again
-//   communicates fewer bytes (is_cheaper).
+//   option `regather`, all weights are gathered once, before the loop (Cost), unless gathering them
+//   again communicates fewer bytes (is_cheaper).
 // - A sum in a loop that a later loop would repeat is saved as a stack, and without `regather`, a
 //   gathered value too (`with_residuals`).
 // - With `regather`, a weight that is gathered outside of such loops is freed during its longest
-// interval without a reader,
-//   and gathered again, if more than kBucket bytes would be resident (`regather`).
+//   interval without a reader, and gathered again, if more than kBucket bytes would be resident
+//   (`regather`).
 //
 // For example, a training step gathers layer k in the forward pass, and again in the backward pass,
 // but sums its activations over `model` in the forward pass only.
