@@ -75,6 +75,8 @@ const Pass kPasses[] = {
        c.inputs = std::move(mine.inputs);
      }},
     // ---- the graph of one device ----
+    {"lazy_selects", "computes only the side that one flag selects", Stage::device, true,
+     [](Compilation& c) { c.roots = lazy_selects(c.roots); }},
     {"batch_loops", "loops over batches of matmuls whose results others read", Stage::device, true,
      [](Compilation& c) {
        const double max_parallel_slot_bytes =

@@ -31,6 +31,7 @@ enum class LoopOrigin : std::uint8_t {
   region,  // a tiled region of chunked_reduce or attention: iterations that masks zero are skipped
   ring,    // an iteration of a ring that may be skipped
   batch,   // batched matmuls, one slice at a time
+  select,  // a side of a select with one flag
 };
 // The index of a loop over `axis`: iteration t starts at position start + t * chunk. `depth`
 // distinguishes the index from an equal index of an enclosing loop with the same origin.

@@ -198,6 +198,7 @@ NodePtr less(G a, G b) { return map(kLess, {a, b}, DType::boolean); }
 NodePtr less_equal(G a, G b) { return map(kLessEqual, {a, b}, DType::boolean); }
 NodePtr equal(G a, G b) { return map(kEqual, {a, b}, DType::boolean); }
 bool tests_equality(const Node& n) { return n.op == &kEqual || n.op == &kNotEqual; }
+bool selects(const Node& n) { return n.op == &kSelect; }
 NodePtr both(G a, G b) { return map(kBitAnd, {a, b}, DType::boolean); }
 NodePtr either(G a, G b) { return map(kBitOr, {a, b}, DType::boolean); }
 NodePtr is_nan(G a) { return map(kIsNan, {a}, DType::boolean); }

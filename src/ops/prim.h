@@ -109,6 +109,7 @@ const Op& pairwise(Monoid);  // the monoid as a binary op: add, multiply, maximu
 inline bool combines(const Node& n, Monoid m) { return n.op == &pairwise(m); }
 bool reduces(const Node&, Monoid);  // true for a reduction by this monoid
 bool tests_equality(const Node&);   // true for x == y and x != y
+bool selects(const Node&);          // true for select(condition, a, b)
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& remaining, DType out);
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& remaining);
 extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;

@@ -246,6 +246,10 @@ const std::vector<PassExample> examples{
      {{"x", {N, A}, {{"n", "data"}}}},
      [](const Leaves& in) { return Leaves{tanh(sum(in[0], N))}; },
      {.mesh = two}},
+    {"lazy_selects",
+     "where(flag, dot(x, y, \"d\"), 0) for a scalar flag",
+     {{"flag", {}, {}, DType::boolean}, {"x", {N, D}}, {"y", {D, A}}},
+     [](const Leaves& in) { return Leaves{where(in[0], dot(in[1], in[2], D), 0.f)}; }},
     {"batch_loops",
      "dot(tanh(dot(q, k, \"d\")), v, \"k\") of 16 heads, on a device with "
      "parallel slots",

@@ -94,6 +94,25 @@ TEST_CASE(
   CHECK(index(at, {{"batch", 5}, {"embed", 7}}).item() == 21);
 }
 
+TEST_CASE("shard_map: each device runs only the side of cond that its flag selects") {
+  auto x = normal(1, {Batch, Embed}), w = normal(2, {Embed, Axis("out", 6)});
+  auto f = [&](const NamedArray& v, const NamedArray& w) {
+    auto wide = [&](const NamedArray& v) { return dot(v, w, "embed"); };
+    auto sums = [&](const NamedArray& v) {
+      return broadcast_axis(cumsum(v, "embed")[{"embed", 0}], Axis("out", 6));
+    };
+    return cond(axis_index("data") == 0, wide, sums)(v);
+  };
+  const Mapping rows{{"batch", "data"}};
+  auto mapped =
+      shard_map(f, {.mesh = four, .in = Mappings::of_each({rows, Mapping{}}), .out = rows});
+  auto expected = where(arange(Batch) < 2, dot(x, w, "embed"), x[{"embed", 0}]);
+  close(rearrange(mapped(x, w), expected.axes()), expected);
+  const auto program = mapped.report().program;
+  CAPTURE(program);
+  CHECK(program.find("\nif ") != std::string::npos);
+}
+
 TEST_CASE("shard_map: tuples of mesh axes apply in their order") {
   Axis Tokens{"tokens", 16};
   auto x = arange(Tokens);

@@ -1,10 +1,10 @@
 // Lowering: translates the graph of one device into a Program. Units become steps, values become
 // slots, and loops become steps that contain steps.
 //
-// Passes prepare the graph: `batch_loops`, `softmax_matmuls` and `row_dots` (below) and
-// `masked_matmuls` (masked_matmuls.h). Two analyses are arguments of `lower`: `split_iterations`
-// (loops.h) finds the parts of iterations that may be skipped, and `layouts_of` (layout.h) chooses
-// the memory layout of values.
+// Passes prepare the graph: `lazy_selects`, `batch_loops`, `softmax_matmuls` and `row_dots`
+// (below) and `masked_matmuls` (masked_matmuls.h). Two analyses are arguments of `lower`:
+// `split_iterations` (loops.h) finds the parts of iterations that may be skipped, and `layouts_of`
+// (layout.h) chooses the memory layout of values.
 //
 // In      a graph without region boundaries and tracers (other wraps, such as barriers, are lowered
 //         as the value that they wrap); placeholders of the arguments.
@@ -21,6 +21,9 @@
 
 namespace haliax {
 
+// Computes only one side of a select with one flag, if only this side reads a matmul or a loop.
+// The values are bitwise identical.
+Nodes lazy_selects(const Nodes& roots);
 // Rewrites matmuls of a softmax to read the exponentials before the division. The values are equal
 // up to rounding.
 Nodes softmax_matmuls(const Nodes& roots);
