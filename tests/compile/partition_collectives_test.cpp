@@ -61,6 +61,29 @@ TEST_CASE("partition moves: a partial sum passes through linear ops, and merges 
         reduce_scatter(Embed.size * 4), 1);
 }
 
+// The gradient of the keys is partial over devices, and reaches the matmul that shards positions
+// only through the gradient of rotary: slices, elementwise ops and a concatenation.
+TEST_CASE("partition moves: gradients of rotary keys are reduce-scattered along their positions") {
+  const Axis Half("half", 4), Pair("pair", 2), Keys = Pos.alias("key_position");
+  auto rotated = [&](const NamedArray& x) {
+    auto angle = broadcast_axis(arange(Pos), Half) * power(10000., arange(Half) * -0.25);
+    auto parts = unbind(unflatten_axis(x, Embed, {Pair, Half}), Pair);
+    auto both = stack(Pair, {parts[0] * cos(angle) - parts[1] * sin(angle),
+                             parts[1] * cos(angle) + parts[0] * sin(angle)});
+    return flatten_axes(both, {"pair", "half"}, Embed);
+  };
+  auto f = [&](const NamedArray& x, const NamedArray& w) {
+    auto loss = [&](const NamedArray& x) {
+      auto y = dot(x, w, Mlp);
+      return sum(square(tanh(dot(rotated(y), rename(rotated(y), Pos, Keys), Embed))));
+    };
+    return grad(loss)(x);
+  };
+  const double keys = double(Pos.size * Embed.size * 4);
+  sends(planned({{position, none}, position, position}, f, shape({Pos, Mlp}), shape({Mlp, Embed})),
+        all_gather(keys) + reduce_scatter(keys), 2);
+}
+
 TEST_CASE("partition moves: a weight is cast before it is gathered") {
   auto f = [](const NamedArray& w, const NamedArray& x) {
     return dot(x.astype(DType::bf16), w.astype(DType::bf16), Embed);

@@ -127,24 +127,49 @@ PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid 
 }
 // Returns the axis along which a sum that is partial along mesh axis x should be reduce-scattered,
 // and the mesh axes that shard it. It is an axis that the preferred sharding, or else a reader,
-// shards along x. Empty: the sum is all-reduced. For example, given the gradient dw[embed, hidden],
-// partial over data, and an optimizer state [embed: data, hidden], returns embed and [data].
+// shards along x. A reader that moves values, computes them elementwise or reduces them may itself
+// have such readers, at most kScatterDepth ops further. Empty: the sum is all-reduced.
+//
+// - Given the gradient dw[embed, hidden], partial over data, and an optimizer state
+//   [embed: data, hidden], returns embed and [data].
+// - Given the gradient dk[pos, head] behind rotary positions, partial over context, and a matmul
+//   that the mapping shards along [pos: context], returns pos and [context].
 std::pair<Name, MeshAxes> OpShardings::scatter_target(int n, int x) const {
+  std::unordered_set<int> seen;
+  return scatter_target(n, x, kScatterDepth, seen);
+}
+std::pair<Name, MeshAxes> OpShardings::scatter_target(int n, int x, int depth,
+                                                      std::unordered_set<int>& seen) const {
   for (auto& [name, mesh_axes] : preferred(n).dims)
     if (mesh_axes.has(x)) return {name, mesh_axes};
   // A sum in a wider dtype is scattered like the 16-bit sum that it replaces.
   if (int of = graph_.at(n).expansion_of;
       of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
-    return scatter_target(of, x);
-  for (int u : users(n)) {
-    if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult ||
-        node(u).op == &prim::kShardingConstraint)
-      continue;
-    auto work = work_of(u, Choice::usual);
+    return scatter_target(of, x, depth, seen);
+  auto readers = users(n);
+  std::erase_if(readers, [&](int u) {
+    return u < 0 || node(u).op == &kLoop || node(u).op == &kResult ||
+           node(u).op == &prim::kShardingConstraint;
+  });
+  // Returns the axis of n that is sharded along x if reader u has this iteration space.
+  auto axis_in = [&](int u, const Sharding& work) -> std::pair<Name, MeshAxes> {
     for (std::size_t k = 0; k < node(u).in.size(); ++k)
       if (operand(u, k) == n)
         for (auto& [name, mesh_axes] : rules::operand_sharding(node(u), k, work, mesh_).dims)
           if (mesh_axes.has(x)) return {name, mesh_axes};
+    return {};
+  };
+  for (int u : readers)
+    if (auto target = axis_in(u, work_of(u, Choice::usual)); target.first) return target;
+  for (int u : readers) {
+    const auto kind = node(u).op->kind;
+    const bool passes_on = kind == Kind::map || kind == Kind::view || kind == Kind::reduce ||
+                           rules::jointly_partial(node(u));
+    if (depth == 0 || !passes_on || !seen.insert(u).second) continue;
+    auto [name, mesh_axes] = scatter_target(u, x, depth - 1, seen);
+    Sharding work;
+    if (name) shard_axis(node(u), work, name, mesh_axes);
+    if (auto target = axis_in(u, work); target.first) return target;
   }
   return {};
 }
@@ -236,7 +261,6 @@ void OpShardings::shard_rows(int n, Sharding& work) const {
     }
 }
 
-// ---- axes that an op requires in full, and positions that move ----
 // ---- axes that an op requires in full, and positions that move ----
 // Returns the number of blocks of an axis that the op requires in full, as its operand is sharded.
 // 0: there is one block, or a block has at most `least` positions.

@@ -2,6 +2,7 @@
 // blocks of an axis that it requires in full.
 #pragma once
 #include <optional>
+#include <unordered_set>
 
 #include "compile/sharding/plan_view.h"
 
@@ -34,6 +35,10 @@ class OpShardings : PlanView {
   bool is_deferred_slice(int x) const;
 
  private:
+  static constexpr int kScatterDepth = 8;  // ops
+  // depth: the number of ops that the search may still pass. seen: the ops that it passed.
+  std::pair<Name, MeshAxes> scatter_target(int n, int x, int depth,
+                                           std::unordered_set<int>& seen) const;
   void shard_axis(const Node&, Sharding& work, Name, const MeshAxes&) const;
   void move_mesh_axes(int n, Sharding& work, OpChoice) const;
   void shard_rows(int n, Sharding& work) const;
