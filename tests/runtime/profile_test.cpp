@@ -160,6 +160,33 @@ TEST_CASE("profile: a conditional is no loop") {
   for (auto& s : p.steps) CHECK(s.loops == 0);
 }
 
+TEST_CASE("profile: ops outside of layers belong to the module that contains the layers around") {
+  struct Scores {
+    nn::Linear query, key;
+    NamedArray operator()(const NamedArray& x) const {
+      return softmax(dot(query(x), rename(key(x), B, B.alias("key_batch")), H), "key_batch");
+    }
+  };
+  struct Outer {
+    Scores scores;
+  };
+  auto linear = [](int seed) { return nn::Linear::init(E, H, random::key(seed)); };
+  auto step = jit([](const Outer& o, const NamedArray& x) {
+    auto loss = [&](const Outer& o) { return sum(square(o.scores(x))); };
+    return tree_map([](const NamedArray& w, const NamedArray& g) { return w - 0.1f * tanh(g); }, o,
+                    grad(loss)(o));
+  });
+  auto p = profile(step, Outer{{linear(1), linear(2)}}, random::normal(random::key(3), {B, E}));
+  CAPTURE(to_string(p));
+  double of_scores = 0;
+  for (auto& s : p.steps) {
+    if (s.kind == "contract") CHECK(has(s.module, "scores"));
+    if (s.kind == "contract" && s.module == "scores") of_scores += double(s.calls);
+    if (has(s.holds, "tanh")) CHECK(s.module == "");  // the update of a parameter
+  }
+  CHECK(of_scores == 3);  // query * key, and its two gradients
+}
+
 TEST_CASE("profile: the time of a module includes its submodules") {
   struct Outer {
     Model block;

@@ -6,6 +6,7 @@
 
 #include <unordered_set>
 
+#include "compile/analysis/modules.h"
 #include "compile/lower/lowering.h"
 #include "program/views.h"
 #include "ops/prim.h"
@@ -49,7 +50,8 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   Lowered out{std::make_shared<program::Program>(), captured_by(all_computed(roots), inputs)};
   auto& p = *out.program;
   Purposes purposes(roots, inputs);
-  Lowering l(p, options, purposes, layouts, iteration_parts);
+  const auto modules = analysis::modules_of(roots);
+  Lowering l(p, options, purposes, modules, layouts, iteration_parts);
   if (options.row > 1) l.align(multiplied(roots));
   auto add = [&](const NodePtr& n, const char* purpose, program::Home home, std::vector<int>& slots,
                  int& count) {

@@ -145,7 +145,9 @@ void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
 void Lowering::push(Step s) {
   if (now_) {
     s.op = prim::user_name(*now_);
-    s.where = where_of(now_->origin);
+    auto origin = now_->origin;
+    if (auto known = modules_.find(now_); known != modules_.end()) origin.module = known->second;
+    s.where = where_of(origin);
   }
 
   steps_->push_back(std::move(s));

@@ -4,6 +4,7 @@
 // Always  a value has a place from the time its steps are written to the end of its scope; all
 //         values that steps read have a place.
 #pragma once
+#include "compile/analysis/modules.h"
 #include "compile/loops/loops.h"
 #include "compile/lower/fuse.h"
 #include "compile/lower/layout.h"
@@ -15,9 +16,10 @@ namespace haliax {
 
 class Lowering final : public Emit {
  public:
-  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u, const Layouts& l,
-           const IterationParts& t)
-      : p_(p), options_(o), purposes_(u), layouts_(l), iteration_parts_(t), steps_(&p.steps) {}
+  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u,
+           const analysis::Modules& m, const Layouts& l, const IterationParts& t)
+      : p_(p), options_(o), purposes_(u), modules_(m), layouts_(l), iteration_parts_(t),
+        steps_(&p.steps) {}
 
   // Sets the values whose rows are aligned (`Machine::row_alignment`) if the values are large.
   void align(std::unordered_set<const Node*> rows) { aligned_ = std::move(rows); }
@@ -98,6 +100,7 @@ class Lowering final : public Emit {
   const LowerOptions options_;
   std::unordered_set<const Node*> aligned_;  // see `align`
   const Purposes& purposes_;
+  const analysis::Modules& modules_;  // for reports
   const Layouts& layouts_;
   const IterationParts& iteration_parts_;
   std::vector<program::Step>* steps_;

@@ -132,7 +132,7 @@ PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid 
 //
 // - Given the gradient dw[embed, hidden], partial over data, and an optimizer state
 //   [embed: data, hidden], returns embed and [data].
-// - Given the gradient dk[pos, head] behind rotary positions, partial over context, and a matmul
+// - Given the gradient dk[pos, head] of rotated keys, partial over context, and a matmul
 //   that the mapping shards along [pos: context], returns pos and [context].
 std::pair<Name, MeshAxes> OpShardings::scatter_target(int n, int x) const {
   std::unordered_set<int> seen;
