@@ -112,12 +112,13 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     r.collectives.push_back({name_of(move.kind), to_string(m.mesh, move.over), names, axes,
                              int(move.arrays.size()), move.bytes, move.iterations, move.at_most,
                              loops_of(move, m.mesh), cause_of(move), where_of(move.origin),
-                             move.reason == GatherReason::unrequested ? "" : name_of(move.reason),
+                             is_requested(move.reason) ? name_of(move.reason) : "",
                              seconds(move, m.mesh, speed)});
     auto& c = r.collectives.back();
     r.sending_s += c.seconds;
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
-    auto reason = move.gathers() ? name_of(move.reason) : "";
+    std::string reason = move.gathers() ? name_of(move.reason) : "";
+    if (move.unmapped) reason = fmt::format("none (axis {} is unmapped)", move.unmapped.text());
     auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
     rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times,
                     shortened(array_of(move), 64), shortened(cause, 64), reason});

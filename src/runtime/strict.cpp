@@ -15,16 +15,18 @@ namespace haliax {
 
 void refuse_gathers(const std::vector<PlannedCollective>& moves, const Mesh& mesh) {
   for (auto& m : moves) {
-    if (!m.gathers() || m.reason != GatherReason::unrequested) continue;
+    if (!m.gathers() || is_requested(m.reason)) continue;
+    const auto each = m.iterations > 1 ? fmt::format(" in each of {:.0f} iterations over {}",
+                                                     m.iterations, loops_of(m, mesh))
+                                       : "";
+    const auto cure = m.unmapped
+                          ? fmt::format("axis {0} is not in the mapping in scope; add {0} to it",
+                                        m.unmapped.text())
+                          : "shard it so that each device has the part that it reads";
     fail_at(m.origin, "strict",
-            fmt::format(
-                "{} gathers {} over {}, {:.0f} bytes communicated per device{}, without a request "
-                "for it; shard it so that each device "
-                "has the part that it reads, or request the gather with shard",
-                cause_of(m), array_of(m), to_string(mesh, m.over), m.bytes,
-                m.iterations > 1 ? fmt::format(" in each of {:.0f} iterations over {}",
-                                               m.iterations, loops_of(m, mesh))
-                                 : ""));
+            fmt::format("{} gathers {} over {}, {:.0f} bytes communicated per device{}, without a "
+                        "request for it; {}, or request the gather with shard",
+                        cause_of(m), array_of(m), to_string(mesh, m.over), m.bytes, each, cure));
   }
 }
 

@@ -535,6 +535,31 @@ TEST_CASE(
                  "64 bytes communicated per device, without a request for it");
 }
 
+TEST_CASE("strict: a new name of sharded axes that the mapping lacks is reported") {
+  const Axis Batch{"batch", 8}, Pos{"pos", 4}, In{"embed", 16}, Out{"mlp", 32};
+  auto flat = [&](const NamedArray& x, const NamedArray& w) {
+    auto y = tanh(dot(flatten_axes(x, {"batch", "pos"}, "tokens"), w, "embed"));
+    return sum(unflatten_axis(y, "tokens", {Batch, Pos}));
+  };
+  auto planned = [&](const Mapping& inside, bool strict) {
+    const Mapping rows{{"batch", "data"}};
+    return named_jit(flat, {.mesh = Mesh{{{"data", 2}}},
+                            .axis_resources = inside,
+                            .in = Mappings::of_each({rows, Mapping{}}),
+                            .out = Mapping{},
+                            .strict = strict})
+        .plan(zeros({Batch, Pos, In}), zeros({In, Out}));
+  };
+  const Mapping lacks{{"batch", "data"}}, full{{"batch", "data"}, {"tokens", "data"}};
+  check_contains(planned(lacks, false).explain, "none (axis tokens is unmapped)");
+  check_contains(
+      error_of([&] { planned(lacks, true); }),
+      "[strict] dot gathers dot (tokens=32, mlp=32) over data, 2048 bytes communicated "
+      "per device, without a request for it; axis tokens is not in the mapping in scope; "
+      "add tokens to it");
+  CHECK(planned(full, true).sent_bytes == 4);  // the all-reduce of the sum
+}
+
 TEST_CASE("strict: a mapping may not name an axis that no array has") {
   Axis Batch{"batch", 8};
   auto x = zeros({Batch});

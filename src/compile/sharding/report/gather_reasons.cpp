@@ -116,6 +116,8 @@ bool GatherReasons::by_view(const Version& v) const {
 // A gather has one of these reasons:
 // - result: the sharding of a result requires it.
 // - constraint: a sharding constraint requires it.
+// - unmapped: an op such as dot constrains its result to the mapping in scope, which lacks the
+//   gathered axis. The axis is often a new name, such as that of flattened axes.
 // - parameter: the mapping of the computation that reads a parameter does not shard this axis along
 //   these mesh axes.
 // - gradient: the gathered array is the cotangent of a value that was reduce-scattered.
@@ -124,7 +126,12 @@ bool GatherReasons::by_view(const Version& v) const {
 GatherReason GatherReasons::reason(const Version& v) const {
   if (v.cause < 0 || by_view(v)) return GatherReason::result;
   auto& cause = graph_.user_op(v.cause);
-  if (cause.op == &prim::kShardingConstraint) return GatherReason::constraint;
+  if (cause.op == &prim::kShardingConstraint) {
+    auto& constraint = prim::sharding_constraint_of(cause);
+    const bool by_user = constraint.by == std::string_view("shard");
+    return by_user || constraint.mapping->find(v.step().axis) ? GatherReason::constraint
+                                                              : GatherReason::unmapped;
+  }
   auto reduced = [&](const Version& other) {
     return other.live && other.step().kind == ReshardStep::Kind::reduce_scatter &&
            other.step().over == v.step().over &&
@@ -140,7 +147,7 @@ GatherReason GatherReasons::reason(const Version& v) const {
 std::ptrdiff_t unrequested_gathers(const Plan& plan, const GlobalGraph& graph) {
   GatherReasons gather_reasons(plan, graph);
   return std::count_if(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
-    return v.gathers() && gather_reasons.reason(v) == GatherReason::unrequested;
+    return v.gathers() && !is_requested(gather_reasons.reason(v));
   });
 }
 

@@ -124,6 +124,7 @@ struct CollectiveLister {
     m.origin = graph.user_op(s.cause < 0 ? s.node : s.cause).origin;
     if (!m.origin.module) m.origin.module = module_of(s.node);
     if (m.gathers()) m.reason = s.in_ring_loop() ? GatherReason::blocks : gather_reasons.reason(s);
+    if (m.reason == GatherReason::unmapped) m.unmapped = s.step().axis;
     m.at_most = s.in_ring_loop() && may_skip(plan, graph, s.body);
     m.bytes = s.step().bytes / times;
     m.iterations = plan.body(s.body).iterations * times;
@@ -140,11 +141,12 @@ struct CollectiveLister {
     auto& call = out[joined->second];
     call.bytes += m.bytes;
     // An unrequested gather represents its bucket.
-    if (m.reason == GatherReason::unrequested && call.reason != GatherReason::unrequested) {
+    if (!is_requested(m.reason) && is_requested(call.reason)) {
       call.arrays.insert(call.arrays.begin(), std::move(m.arrays[0]));
       call.cause = m.cause;
       call.origin = m.origin;
       call.reason = m.reason;
+      call.unmapped = m.unmapped;
     } else {
       call.arrays.push_back(std::move(m.arrays[0]));
     }
@@ -176,7 +178,10 @@ std::vector<PlannedCollective> planned_collectives(const Plan& plan, const Globa
 }  // namespace haliax::partitioning
 
 const char* haliax::name_of(GatherReason a) {
-  const char* const names[] = {"none (unrequested)", "result",   "constraint",
-                               "parameter",          "gradient", "blocks"};
+  const char* const names[] = {"none (unrequested)", "none (unmapped)", "result", "constraint",
+                               "parameter",          "gradient",        "blocks"};
   return names[int(a)];
+}
+bool haliax::is_requested(GatherReason a) {
+  return a != GatherReason::unrequested && a != GatherReason::unmapped;
 }

@@ -16,6 +16,7 @@ struct CommunicatedArray {
 // The reason for an all-gather: the result, constraint or rule that requires it.
 enum class GatherReason : std::uint8_t {
   unrequested,
+  unmapped,  // an op replicates an axis because the mapping in scope lacks it
   result,
   constraint,
   parameter,
@@ -23,6 +24,8 @@ enum class GatherReason : std::uint8_t {
   blocks
 };
 const char* name_of(GatherReason);  // name in reports
+// Returns true if the user requested the gather: neither `unrequested` nor `unmapped`.
+bool is_requested(GatherReason);
 struct PlannedCollective {
   enum class Kind : std::uint8_t {
     reduce_scatter,
@@ -38,6 +41,7 @@ struct PlannedCollective {
   const char* cause = nullptr;                 // the op that reads the result; null: a result
   Origin origin = {};                          // origin of that op
   GatherReason reason = GatherReason::unrequested;
+  Name unmapped = {};                // for GatherReason::unmapped: the axis
   double bytes = 0, iterations = 1;  // bytes: sent per device and iteration, on a ring
   bool at_most = false;              // an upper bound: masks may skip it
   // Returns true if a device receives data that other devices hold.
