@@ -94,6 +94,12 @@ const Pass kPasses[] = {
        bool has_parallel_slots = machine.max_parallel_slot_bytes > 0;  // else skips save little
        if (has_parallel_slots) c.roots = masked_matmuls(c.roots, machine);
      }},
+    {"first_positions", "finds the first positions of a sort without sorting", Stage::device, true,
+     [](Compilation& c) {
+       // The step is a function on the host.
+       if (c.options.device && c.options.device->supports({.kind = program::Kind::custom}))
+         c.roots = first_positions(c.roots);
+     }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device,
      true, [](Compilation& c) { rewrite(c, accumulate_updates); }},
     {"early_exit", "ends iterations, or parts, that masks set to zero", Stage::device, true,

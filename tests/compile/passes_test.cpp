@@ -24,6 +24,7 @@ const Mesh two{{{"data", 2}}};
 class FixedDevice : public program::Device {
  public:
   const char* name() const override { return "fixed"; }
+  bool supports(const program::Step&) const override { return true; }
   program::Machine machine() const override {
     return {.max_parallel_slot_bytes = 1 << 18, .mask_block = 64};
   }
@@ -273,6 +274,11 @@ const std::vector<PassExample> examples{
       {"w", {Axis("q", 256), Axis("k", 256)}},
       {"v", {Axis("k", 256), Axis("d", 64)}}},
      [](const Leaves& in) { return Leaves{dot(where(in[0], in[1], 0.f), in[2], "k")}; },
+     {.has_device = true}},
+    {"first_positions",
+     "the first two positions of argsort(x, \"n\") on a device that runs functions",
+     {{"x", {B, Axis("n", 16)}}},
+     [](const Leaves& in) { return Leaves{slice(argsort(in[0], "n"), "n", 0, 2)}; },
      {.has_device = true}},
     {"accumulate_updates",
      "g plus the gradient of sum(take(table, \"n\", ids)) by the table",

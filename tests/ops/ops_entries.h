@@ -52,6 +52,7 @@ Entries reduction_entries();
 Entries shape_entries();
 Entries picking_entries();
 Entries primitive_entries();  // primitives that no public op creates alone
+Entries layer_entries();      // convolutions, pools, groups of rows, top-k
 Entries all_entries();
 
 // ---- for all drivers (ops_test.cpp) ----

@@ -399,7 +399,7 @@ Entries primitive_entries() {
 Entries all_entries() {
   Entries out;
   for (auto part : {elementwise_entries, binary_entries, creation_entries, reduction_entries,
-                    shape_entries, picking_entries, primitive_entries}) {
+                    shape_entries, picking_entries, primitive_entries, layer_entries}) {
     auto more = part();
     out.insert(out.end(), more.begin(), more.end());
   }

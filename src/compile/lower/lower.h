@@ -29,6 +29,8 @@ Nodes lazy_selects(const Nodes& roots);
 Nodes softmax_matmuls(const Nodes& roots);
 // Rewrites contractions of row with row as elementwise products that are summed.
 Nodes row_dots(const Nodes& roots);
+// Computes the first positions of an argsort without a sort.
+Nodes first_positions(const Nodes& roots);
 struct BatchLimits {
   double max_parallel_slot_bytes =
       0;  // bytes; one iteration's matmul result has about half of it, and at most twice

@@ -1,0 +1,33 @@
+// The first positions of an argsort, as top_k reads them, without a sort. The earlier passes see
+// the argsort, which they divide into blocks.
+#include "compile/lower/lower.h"
+#include "ops/attr.h"
+#include "ops/blockwise.h"
+#include "ops/first_positions.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+
+Nodes first_positions(const Nodes& roots) {
+  // Above this share of the positions, a sort is about as fast.
+  constexpr std::int64_t kShare = 8;
+  Rewrite to;
+  OriginScope follow;
+  auto all = all_nodes(roots);
+  std::unordered_set<const Node*> sorted;  // nodes that are read in other ways than their start
+  for (auto& n : roots) sorted.insert(n.get());
+  for (auto& n : all)
+    if (!prim::is_top_k(*n))
+      for (auto& x : n->in) sorted.insert(x.get());
+  for (auto& n : all)
+    if (prim::is_top_k(*n) && !sorted.count(n->in[0].get())) {
+      auto c = *slice_of(*n);
+      auto& x = n->in[0]->in[0];
+      if (c.size * kShare > find(*x, c.axis)->size) continue;
+      follow(n->origin);
+      to[n.get()] = substitute(prim::fit(prim::first_positions(x, c.axis, c.size), n->axes), to);
+    }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
+}  // namespace haliax
