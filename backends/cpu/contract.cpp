@@ -34,13 +34,15 @@ struct MatmulPlan {
   std::shared_ptr<const Gemm> gemms[4][2];
   std::int64_t slice = 0;  // bytes of scratch per worker
   int threads = 1, workers = 1;
-  std::int64_t packed_a_bytes = 0, packed_b_bytes = 0;
+  std::int64_t packed_a_bytes = 0, packed_b_bytes = 0, packed_out_bytes = 0;
 
   std::int64_t tasks() const { return outer_points * groups * m_blocks * n_blocks; }
-  std::int64_t scratch() const { return packed_a_bytes + packed_b_bytes + slice * workers; }
+  std::int64_t packed() const { return packed_a_bytes + packed_b_bytes + packed_out_bytes; }
+  std::int64_t scratch() const { return packed() + slice * workers; }
 };
 
-constexpr std::int64_t tiny = 32 * 1024;  // multiplications
+constexpr std::int64_t tiny = 32 * 1024;   // multiplications
+constexpr std::int64_t most_summed = 528;  // columns of a block whose matmuls are summed
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
 // Chooses blocks for a kernel of this backend, about one per thread. Results do not depend on the
@@ -73,6 +75,11 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
   if (p.kernel->only_small && p.m_block * c.k.n > most_packed) {
     p.m_block = block(c.m.n, count(c.m.n, most_packed / c.k.n / 32 * 32), 32);
     p.m_blocks = count(c.m.n, p.m_block);
+  }
+  // Sums over k_outer pass over their block again and again, so it should stay in the cache.
+  if (p.k_points > 1 && p.n_block > most_summed) {
+    p.n_block = block(c.n.n, count(c.n.n, most_summed), 48);
+    p.n_blocks = count(c.n.n, p.n_block);
   }
   // more columns than a block holds at once: two blocks per thread, as threads differ in speed
   if (p.n_blocks > 1 && p.n_block >= 800) {
@@ -143,6 +150,19 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   return s;
 }
 
+// Returns the matrices of a contraction of windows, whose copy would be larger than the array. A
+// kernel of this backend reads the windows in place.
+std::optional<program::MatrixProducts> window_products(const Contract& c, MatmulPlan& p,
+                                                       bool unsplit_k) {
+  const auto* kernel = product_kernel(c.a.dtype);
+  if (!kernel || kernel->only_small || !program::reads_windows(c)) return {};
+  auto choice = program::strided_matrix_products(c, unsplit_k);
+  if (!choice) return {};
+  p.choice = *choice;
+  const auto shape = gemm_shape(p, c, 1, choice->m.n, choice->n.n, c.accumulate);
+  return uses_own_kernel(shape) ? choice : std::nullopt;
+}
+
 // Returns null if the contraction must run in LoopContractStep.
 std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const bool dtypes =
@@ -151,10 +171,12 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const std::int64_t total = points(s.batch) * points(s.m) * points(s.n) * points(s.k);
   if (!dtypes || total <= tiny) return nullptr;
   // partial sums over k_outer must not be rounded
-  auto choice = program::matrix_products(c, c.out.dtype != DType::f32);
-  if (!choice) return nullptr;
+  const bool unsplit_k = c.out.dtype != DType::f32;
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
+  auto choice = window_products(c, *p, unsplit_k);
+  if (!choice) choice = program::matrix_products(c, unsplit_k);
+  if (!choice) return nullptr;
   p->choice = *choice;
   if (uses_own_kernel(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
     p->kernel = product_kernel(c.a.dtype);
@@ -175,6 +197,10 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const std::int64_t bytes = haliax::bytes_of(c.a.dtype);
   p->packed_a_bytes = p->choice.pack_a.used ? round_up(p->choice.pack_a.elements * bytes, 64) : 0;
   p->packed_b_bytes = p->choice.pack_b.used ? round_up(p->choice.pack_b.elements * bytes, 64) : 0;
+  p->packed_out_bytes =
+      p->choice.pack_out.used
+          ? round_up(p->choice.pack_out.elements * haliax::bytes_of(c.out.dtype), 64)
+          : 0;
   p->workers = static_cast<int>(std::clamp<std::int64_t>(p->tasks(), 1, p->threads));
   return p;
 }
@@ -194,6 +220,8 @@ class MatmulStep final : public CompiledStep {
     if (plan_->choice.pack_b.used)
       copy_b_ = Copier(plan_->choice.pack_b.dims, plan_->choice.pack_b.from,
                        plan_->choice.pack_b.to, in_bytes_);
+    if (auto& copy = plan_->choice.pack_out; copy.used)
+      copy_out_ = Copier(copy.dims, copy.from, copy.to, out_bytes_);
     calls_.resize(static_cast<std::size_t>(plan_->workers) * 8);
     for (std::size_t i = 0; i < calls_.size(); ++i)
       if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
@@ -206,7 +234,9 @@ class MatmulStep final : public CompiledStep {
     const MatmulPlan& p = *plan_;
     std::byte* scratch = p.scratch() ? scratch_.at(frame) : nullptr;
     const std::byte *a = a_.at(frame), *b = b_.at(frame);
-    std::byte* out = out_.at(frame);
+    std::byte* const result = out_.at(frame);
+    std::byte* out =
+        p.choice.pack_out.used ? scratch + p.packed_a_bytes + p.packed_b_bytes : result;
     if (p.choice.pack_a.used) a = packed(copy_a_, a, scratch);
     if (p.choice.pack_b.used) b = packed(copy_b_, b, scratch + p.packed_a_bytes);
     auto block_mask = block_mask_;
@@ -225,7 +255,7 @@ class MatmulStep final : public CompiledStep {
           offset_at(c.outer, &MatrixDim::b, outer) + g * p.group_dim.b + n * c.n.b;
       const std::int64_t at_out = offset_at(c.outer, &MatrixDim::out, outer) + g * p.group_dim.out +
                                   m * c.m.out + n * c.n.out;
-      std::byte* slice = scratch + p.packed_a_bytes + p.packed_b_bytes + worker * p.slice;
+      std::byte* slice = scratch + p.packed() + worker * p.slice;
       auto mine = block_mask;
       mine.m.first = m;
       mine.n.first = n;
@@ -237,6 +267,7 @@ class MatmulStep final : public CompiledStep {
             out + at_out * out_bytes_, slice, mine);
       }
     });
+    if (p.choice.pack_out.used) packed(copy_out_, out, result);
   }
   double computed_fraction(const Frame& frame) const override {
     return flags_ ? program::computed_fraction(
@@ -280,7 +311,7 @@ class MatmulStep final : public CompiledStep {
   std::optional<Place> flags_;
   Scratch scratch_;
   int in_bytes_, out_bytes_;
-  Copier copy_a_, copy_b_;
+  Copier copy_a_, copy_b_, copy_out_;
   std::vector<std::optional<GemmCall>> calls_;  // [worker][edge][accumulate]
 };
 

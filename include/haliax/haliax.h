@@ -8,6 +8,7 @@
 #include "haliax/axis.h"
 #include "haliax/chunked.h"
 #include "haliax/control.h"
+#include "haliax/conv.h"
 #include "haliax/custom_op.h"
 #include "haliax/debug.h"
 #include "haliax/dtype.h"

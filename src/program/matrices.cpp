@@ -56,8 +56,9 @@ bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols,
          ((rows == 1 || row_stride == 1) && dense(cols, col_stride, rows));
 }
 
-// Chooses the largest matrices that need no copy. Returns false if no choice fits.
-bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k) {
+// Chooses the largest matrices that need no copy. Returns false if no choice fits. any_strides: the
+// operands may have any strides.
+bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k, bool any_strides = false) {
   const MatrixDims one{MatrixDim{}};
   const MatrixDims &ms = s.m.empty() ? one : s.m, &ns = s.n.empty() ? one : s.n,
                    &ks = s.k.empty() ? one : s.k;
@@ -66,8 +67,9 @@ bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k) {
   for (auto& m : ms)
     for (auto& n : ns)
       for (auto& k : ks) {
-        const bool fits = is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b) &&
-                          (n.n == 1 || n.out == 1) && (m.n == 1 || m.out >= n.n);
+        const bool operands =
+            any_strides || (is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b));
+        const bool fits = operands && (n.n == 1 || n.out == 1) && (m.n == 1 || m.out >= n.n);
         if (!fits || m.n * n.n * k.n <= best_size) continue;
         best_size = m.n * n.n * k.n;
         p.m = m;
@@ -111,7 +113,68 @@ void swap_operands(ContractDims& s) {
     for (auto& d : *list) std::swap(d.a, d.b);
 }
 
+std::int64_t matrix_size(const MatrixProducts& p) { return p.m.n * p.n.n * p.k.n; }
+
+// Replaces the strides of `out` by those of a contiguous array whose last dim is the largest of n.
+Packing pack_out(ContractDims& s) {
+  Packing p;
+  p.used = true;
+  auto last = std::max_element(s.n.begin(), s.n.end(), [](auto& x, auto& y) { return x.n < y.n; });
+  std::vector<MatrixDim*> order;
+  for (auto* list : {&s.batch, &s.m, &s.n})
+    for (auto& d : *list)
+      if (list != &s.n || &d != &*last) order.push_back(&d);
+  if (last != s.n.end()) order.push_back(&*last);
+  std::int64_t dense = 1;
+  for (std::size_t i = order.size(); i-- > 0;) {
+    p.dims.insert(p.dims.begin(), order[i]->n);
+    p.from.insert(p.from.begin(), dense);
+    p.to.insert(p.to.begin(), order[i]->out);
+    order[i]->out = dense;
+    dense *= order[i]->n;
+  }
+  p.elements = dense;
+  return p;
+}
+
 }  // namespace
+
+bool reads_windows(const Contract& c) {
+  const auto dims = dims_of(Step{.kind = Kind::contract, .contract = c});
+  auto overlaps = [&](const View& v) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> all;  // strides and sizes
+    for (std::size_t d = 0; d < dims.size(); ++d)
+      if (dims[d] > 1 && v.strides[d] != 0) all.push_back({std::abs(v.strides[d]), dims[d]});
+    std::sort(all.begin(), all.end());
+    std::int64_t span = 1;  // elements from the first to the last one of the inner dims
+    for (auto [stride, size] : all) {
+      if (stride < span) return true;
+      span += stride * (size - 1);
+    }
+    return false;
+  };
+  return overlaps(c.a) || overlaps(c.b);
+}
+std::optional<MatrixProducts> strided_matrix_products(const Contract& c, bool unsplit_k) {
+  // A copy of the result pays only for matrices that are larger by this factor.
+  constexpr std::int64_t kWorthCopy = 4;
+  std::optional<MatrixProducts> best;
+  for (const bool copies : {false, true})
+    for (const bool swapped : {false, true}) {
+      auto s = dims_of(c);
+      if (swapped) swap_operands(s);
+      MatrixProducts p;
+      p.swapped = swapped;
+      if (copies) {
+        if (c.accumulate || s.n.empty()) continue;
+        p.pack_out = pack_out(s);
+      }
+      s.normalize();
+      if (!choose(p, s, unsplit_k, true)) continue;
+      if (!best || matrix_size(p) > matrix_size(*best) * (copies ? kWorthCopy : 1)) best = p;
+    }
+  return best;
+}
 
 void ContractDims::normalize() {
   for (auto* list : {&batch, &m, &n, &k}) merge(*list);

@@ -34,6 +34,7 @@ struct Packing {  // the copy is contiguous, in the order batch, m (or n), k
 struct MatrixProducts {
   bool swapped = false;  // computes out^T = b^T a^T; below, a is the b of the contraction
   Packing pack_a, pack_b;
+  Packing pack_out;  // `out` is computed in contiguous memory and copied to its place
   // The matrices. Operands have unit stride along one of their dims, `out` along n.
   MatrixDim m, n, k;
   MatrixDims outer, k_outer;  // one matmul per position; those of k_outer are summed
@@ -42,6 +43,12 @@ struct MatrixProducts {
 // `unsplit_k`, one matmul covers all of k, so that no results are summed.
 std::optional<MatrixProducts> matrix_products(const Contract&, bool unsplit_k,
                                               bool must_pack_a = false, bool must_pack_b = false);
+// Returns true if an operand reads an element at several positions of dims that overlap, as the
+// windows of a convolution do. A copy of such an operand is larger than the operand.
+bool reads_windows(const Contract&);
+// Returns the matrices for a kernel that accepts operands with any strides, or nothing if no choice
+// fits. No operand is packed.
+std::optional<MatrixProducts> strided_matrix_products(const Contract&, bool unsplit_k);
 
 // Returns the fraction of multiplications in blocks whose flag (Contract::BlockMask) is true.
 double computed_fraction(const Contract&, const unsigned char* flags);

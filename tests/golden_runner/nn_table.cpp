@@ -1,4 +1,5 @@
 // Activations, layers, attention, losses and initializers.
+#include "haliax/conv.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 
@@ -162,6 +163,79 @@ void add_layers(Table& t) {
   };
 }
 
+// Reads an integer, or a list of integers.
+nn::PerAxis per_axis(const Value& v, std::int64_t otherwise) {
+  if (!v) return otherwise;
+  if (v.items.empty()) return v.as_integer();
+  std::vector<std::int64_t> each;
+  for (const Value& n : v.items) each.push_back(n.as_integer());
+  return each;
+}
+// Reads a name, an integer, or a list of integers or pairs.
+nn::Padding padding_of(const Value* v) {
+  if (!v || !*v) return "VALID";
+  if (v->is(Value::Kind::text)) return std::string_view(v->as_text());
+  if (v->items.empty()) return v->as_integer();
+  if (v->items[0].items.empty()) return per_axis(*v, 0);
+  std::vector<nn::Padding::Pair> pairs;
+  for (const Value& p : v->items) pairs.push_back({p.at(0).as_integer(), p.at(1).as_integer()});
+  return pairs;
+}
+std::int64_t groups_of(const Value& args) {
+  const Value* groups = args.find("groups");
+  return groups ? groups->as_integer() : 1;
+}
+template <class Layer> Layer conv_layer(const Arrays& in, const Value& args) {
+  std::size_t next = 2;
+  Layer layer;
+  layer.weight = input(in, 1);
+  layer.bias = next_if(flag(args, "bias"), in, next);
+  layer.Spatial = names_of(args["Spatial"]);
+  layer.In = one_sized(args["In"], {input(in, 0)});
+  layer.Out = one_sized(args["Out"], {layer.weight});
+  layer.kernel_size = per_axis(args["kernel_size"], 1);
+  layer.stride = per_axis(args["stride"], 1);
+  layer.padding = padding_of(args.find("padding"));
+  layer.dilation = per_axis(args["dilation"], 1);
+  layer.groups = groups_of(args);
+  return layer;
+}
+using Pool = NamedArray (*)(Arr, const AxisSpec&, nn::PoolOptions);
+
+void add_convolutions(Table& t) {
+  t["nn.conv"] = [](const Arrays& in, const Value& args) {
+    return Arrays{conv_layer<nn::Conv>(in, args)(input(in, 0))};
+  };
+  t["nn.conv_transpose"] = [](const Arrays& in, const Value& args) {
+    auto layer = conv_layer<nn::ConvTranspose>(in, args);
+    layer.output_padding = per_axis(args["output_padding"], 0);
+    return Arrays{layer(input(in, 0))};
+  };
+  t["nn.conv_init"] = [](const Arrays&, const Value& args) {
+    const auto layer =
+        nn::Conv::init(names_of(args["Spatial"]), axis_of(args["In"]), axis_of(args["Out"]),
+                       per_axis(args["kernel_size"], 1), random::key(args["seed"].as_integer()),
+                       {.stride = per_axis(args["stride"], 1),
+                        .padding = padding_of(args.find("padding")),
+                        .dilation = per_axis(args["dilation"], 1),
+                        .groups = groups_of(args),
+                        .use_bias = args["use_bias"].as_flag(true)});
+    Arrays out{layer.weight};
+    if (layer.bias) out.push_back(*layer.bias);
+    return out;
+  };
+  for (auto [name, pool] : {std::pair<const char*, Pool>{"nn.max_pool", nn::max_pool},
+                            {"nn.min_pool", nn::min_pool},
+                            {"nn.mean_pool", nn::mean_pool}})
+    t[name] = [pool = pool](const Arrays& in, const Value& args) {
+      return Arrays{pool(input(in, 0), one_or_more(args["Window"]),
+                         {.stride = per_axis(args["stride"], 1),
+                          .padding = padding_of(args.find("padding")),
+                          .use_ceil = args["use_ceil"].as_flag(false),
+                          .count_include_pad = args["count_include_pad"].as_flag(false)})};
+    };
+}
+
 void add_attention(Table& t) {
   t["nn.attention"] = [](const Arrays& in, const Value& args) {
     return Arrays{nn::dot_product_attention(selection_of(args["KPos"]), selector_of(args["Key"]),
@@ -260,6 +334,7 @@ void add_initialisers(Table& t) {
 void add_nn_ops(Table& t) {
   add_activations(t);
   add_layers(t);
+  add_convolutions(t);
   add_attention(t);
   add_losses(t);
   add_initialisers(t);

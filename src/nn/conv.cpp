@@ -1,0 +1,388 @@
+// Convolutions: padding, a view of all windows, and one contraction with the weight.
+#include "haliax/conv.h"
+
+#include <cmath>
+
+#include "graph/fail.h"
+#include "haliax/nn.h"
+#include "ops/named.h"
+#include "ops/window.h"
+
+namespace haliax::nn {
+namespace {
+
+using prim::WindowAttr;
+using Sizes = std::vector<std::int64_t>;
+
+// One spatial axis of a convolution.
+struct Spatial {
+  Name axis;
+  Name kernel;  // name of the axis of the weight, which differs from all axes of the input
+  std::int64_t kernel_size = 1, stride = 1, dilation = 1, before = 0, after = 0;
+  std::int64_t out = 0;  // positions of the result
+  std::int64_t span() const { return dilation * (kernel_size - 1) + 1; }
+};
+using Spatials = std::vector<Spatial>;
+
+std::size_t dim_of(const Axes& axes, Name n) {
+  return std::size_t(find_axis(axes, n) - axes.data());
+}
+NodePtr padded(const NodePtr& x, Name axis, std::int64_t before, std::int64_t after) {
+  return before || after ? prim::pad(x, axis, before, after, prim::number(0, x->dtype)) : x;
+}
+Name unused_name(Name like, const char* suffix, const Axes& taken) {
+  auto text = std::string(like.text()) + suffix;
+  while (has(taken, text)) text += "'";
+  return text;
+}
+
+// Returns true if the spatial axes are the last axes of x, in this order, so that one flat axis
+// over them has unit stride.
+bool are_innermost(const NodePtr& x, const Spatials& all) {
+  auto first = x->axes.size() - all.size();
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (x->axes[first + i].name != all[i].axis) return false;
+  return true;
+}
+
+// The channels of a convolution: `in` is contracted, and `out` takes its place.
+struct Channels {
+  Name in, out;
+};
+
+// Windows over the flattened spatial axes. Each kernel position is one offset along the flat axis,
+// so the contraction has one long axis of positions. The columns that wrap around are computed, and
+// sliced off.
+NodePtr flat_convolution(NodePtr x, const NodePtr& w, const Spatials& all, const Axes& out) {
+  WindowAttr attr;
+  Axes padded_axes, result;
+  std::int64_t inner = 1, positions = all[0].out;
+  for (auto& s : all) padded_axes.push_back(*find(*x, s.axis));
+  // One more row keeps the windows of the last columns inside.
+  x = padded(x, all[0].axis, 0, 1);
+  auto flat = unused_name(all[0].axis, " positions", x->axes);
+  for (std::size_t i = all.size(); i-- > 0;) {
+    attr.kernels.push_back({Axis(all[i].kernel, all[i].kernel_size), 0, all[i].dilation * inner});
+    inner *= padded_axes[i].size;
+    if (i > 0) positions *= padded_axes[i].size;
+  }
+  attr.sides = {{flat, positions, 1}};
+  Names names;
+  for (auto& s : all) names.push_back(s.axis);
+  auto size = axis_size(padded_axes) / padded_axes[0].size * (padded_axes[0].size + 1);
+  auto windows = prim::window(prim::flatten(x, names, Axis(flat, size)), attr);
+  // `out` with the flat axis in the place of the first spatial axis
+  Axes axes;
+  for (auto& a : out) {
+    if (a.name == all[0].axis)
+      axes.push_back(Axis(flat, positions));
+    else if (!has(names, a.name))
+      axes.push_back(a);
+  }
+  padded_axes[0].size = all[0].out;
+  auto y = prim::unflatten(prim::contract(windows, w, axes), flat, padded_axes);
+  for (std::size_t i = 1; i < all.size(); ++i) y = prim::slice(y, all[i].axis, 0, all[i].out);
+  return prim::fit(y, out);
+}
+// Windows that do not overlap are a reshape, and a kernel of size 1 is a slice.
+NodePtr convolution(NodePtr x, NodePtr w, const Spatials& all, const Axes& out) {
+  bool adjacent = all.size() > 1 && are_innermost(x, all);
+  WindowAttr attr;
+  for (auto& s : all) {
+    x = padded(x, s.axis, s.before, s.after);
+    adjacent = adjacent && s.stride == 1;
+  }
+  for (auto& s : all) adjacent = adjacent && (s.kernel_size > 1 || s.stride == 1);
+  const bool pointwise =
+      std::all_of(all.begin(), all.end(), [](auto& s) { return s.kernel_size == 1; });
+  if (adjacent && !pointwise) return flat_convolution(x, w, all, out);
+  for (auto& s : all) {
+    if (s.kernel_size == 1) {
+      x = prim::slice(x, s.axis, 0, s.out, s.stride);
+      w = prim::slice(w, s.kernel, 0, 1, 1, true);
+    } else if (s.kernel_size == s.stride && s.dilation == 1) {
+      x = prim::slice(x, s.axis, 0, s.out * s.stride);
+      x = prim::unflatten(x, s.axis, {Axis(s.axis, s.out), Axis(s.kernel, s.stride)});
+    } else {
+      attr.kernels.push_back({Axis(s.kernel, s.kernel_size), attr.sides.size(), s.dilation});
+      attr.sides.push_back({s.axis, s.out, s.stride});
+    }
+  }
+  return prim::contract(prim::window(x, attr), w, out);
+}
+// One channel per group: the sum over kernel positions of an elementwise product, which is one
+// kernel without a contraction.
+NodePtr depthwise(NodePtr x, const NodePtr& w, const Spatials& all, const Axes& out) {
+  for (auto& s : all) x = padded(x, s.axis, s.before, s.after);
+  NodePtr total;
+  std::int64_t positions = 1;
+  for (auto& s : all) positions *= s.kernel_size;
+  for (std::int64_t at = 0; at < positions; ++at) {
+    auto part = x, factor = w;
+    auto rest = at;
+    for (std::size_t i = all.size(); i-- > 0; rest /= all[i].kernel_size) {
+      auto k = rest % all[i].kernel_size;
+      part = prim::slice(part, all[i].axis, k * all[i].dilation, all[i].out, all[i].stride);
+      factor = prim::slice(factor, all[i].kernel, k, 1, 1, true);
+    }
+    auto term = prim::map(prim::kMul, {part, factor}, x->dtype, &out);
+    total = total ? prim::add(total, term) : term;
+  }
+  return prim::fit(total, out);
+}
+
+// The parts of a layer that both kinds of convolution share.
+struct Layer {
+  const char* op;
+  const NamedArray& weight;
+  const std::optional<NamedArray>& bias;
+  const Names& Spatial;
+  const Axis &In, &Out;
+  std::int64_t groups;
+
+  // Checks the input and the weight. Returns the spatial axes with their sizes in the weight.
+  Spatials spatials(const Axes& x, const PerAxis& kernel, const PerAxis& stride,
+                    const PerAxis& dilation) const {
+    auto w = ops::visible(*ops::node_of(op, weight));
+    Spatials all;
+    const auto count = Spatial.size();
+    auto sizes = kernel.of(op, "kernel_size", count), strides = stride.of(op, "stride", count),
+         dilations = dilation.of(op, "dilation", count);
+    for (std::size_t i = 0; i < count; ++i) {
+      auto name = Spatial[i];
+      if (!has(x, name))
+        fail(op, "the spatial axis {} is not in the input {}{}", name, x, did_you_mean(name, x));
+      auto* mine = find_axis(w, name);
+      if (!mine || mine->size != sizes[i])
+        fail(op, "the weight {} has no axis {}={}", w, name, sizes[i]);
+      auto kernel_name = unused_name(name, " kernel", x);
+      while (has(w, kernel_name)) kernel_name = std::string(kernel_name.text()) + "'";
+      all.push_back({name, kernel_name, sizes[i], strides[i], dilations[i]});
+    }
+    auto* in = find_axis(x, In.name);
+    if (!in) fail(op, "axis {} is not in the input {}{}", In.name, x, did_you_mean(In.name, x));
+    if (in->size != In.size)
+      fail(op, "axis {} has size {} in the input {}, but the layer expects {}", In.name, in->size,
+           x, In);
+    if (Out.name != In.name && has(x, Out.name))
+      fail(op, "the input {} already has the output axis {}; rename it first", x, Out.name);
+    if (auto* its = find_axis(w, In.name); !its || its->size * groups != In.size)
+      fail(op, "the weight {} has no axis {}={}", w, In.name, In.size / groups);
+    return all;
+  }
+  // Calls compute(x, weight, result axes), with channels split into groups, and adds the bias.
+  template <class F> NamedArray run(const NodePtr& x, const Spatials& all, const F& compute) const {
+    auto w = ops::node_of(op, weight);
+    Names from, to;
+    for (auto& s : all) {
+      from.push_back(s.axis);
+      to.push_back(s.kernel);
+    }
+    w = prim::rename(w, from, to);
+    auto dtype = promote(x->dtype, w->dtype);
+    if (!is_float(dtype)) dtype = DType::f32;
+    auto input = prim::cast(x, dtype);
+    w = prim::cast(w, dtype);
+    auto out = ops::with_hidden({input, w}, replaced(ops::visible(*input), In.name, {Out}));
+    for (auto& s : all) out[dim_of(out, s.axis)].size = s.out;
+    NodePtr y;
+    if (groups == 1) {
+      y = compute(input, w, out);
+    } else {
+      const Axis group(unused_name(In.name, " group", joined(input->axes, w->axes)), groups);
+      const auto channels = Out.resize(Out.size / groups);
+      input = prim::unflatten(input, In.name, {group, In.resize(In.size / groups)});
+      w = prim::unflatten(w, Out.name, {group, channels});
+      y = compute(input, w, replaced(out, Out.name, {group, channels}));
+      y = prim::flatten(y, {group.name, Out.name}, Out);
+    }
+    auto result = ops::wrap(prim::fit(y, out));
+    return ops::constrained(op, bias ? result + *bias : result);
+  }
+};
+
+struct Parameters {
+  NamedArray weight;
+  std::optional<NamedArray> bias;
+};
+void expect_positive(const char* op, const char* what, const Sizes& all) {
+  for (auto n : all)
+    if (n < 1) fail(op, "{} is {}; it must be 1 or more", what, n);
+}
+Parameters initialized(const char* op, const Names& Spatial, const Axis& In, const Axis& Out,
+                       const PerAxis& kernel_size, const PerAxis& stride, const PerAxis& dilation,
+                       std::int64_t groups, bool use_bias, const Key& key) {
+  if (Spatial.empty()) fail(op, "there is no spatial axis; name at least one");
+  const auto sizes = kernel_size.of(op, "kernel_size", Spatial.size());
+  expect_positive(op, "kernel_size", sizes);
+  expect_positive(op, "stride", stride.of(op, "stride", Spatial.size()));
+  expect_positive(op, "dilation", dilation.of(op, "dilation", Spatial.size()));
+  if (groups < 1 || In.size % groups != 0 || Out.size % groups != 0)
+    fail(op, "groups is {}; it must divide {} and {}", groups, In, Out);
+  Axes axes{Out, In.resize(In.size / groups)};
+  double fan_in = double(In.size / groups);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (has(axes, Spatial[i])) fail(op, "axis {} occurs twice", Spatial[i]);
+    axes.push_back(Axis(Spatial[i], sizes[i]));
+    fan_in *= double(sizes[i]);
+  }
+  if (In.name == Out.name) fail(op, "axis {} is both {} and {}; rename one", In.name, In, Out);
+  const double limit = 1 / std::sqrt(fan_in);
+  auto keys = random::split(key, 2);
+  Parameters p{random::uniform(keys[0], axes, -limit, limit), {}};
+  if (use_bias) p.bias = random::uniform(keys[1], {Out}, -limit, limit);
+  return p;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> PerAxis::of(const char* op, const char* arg, std::size_t count) const {
+  if (same_) return std::vector<std::int64_t>(count, values_[0]);
+  if (values_.size() != count)
+    fail(op, "{} lists {} numbers, but there are {} spatial axes", arg, values_.size(), count);
+  return values_;
+}
+
+Padding::Padding(const char* name, SourceLocation at) : Padding(std::string_view(name), at) {}
+Padding::Padding(std::string_view name, SourceLocation at) : same_(true) {
+  CallSite here(at);
+  std::string upper;
+  for (char c : name) upper += char(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  if (upper != "SAME" && upper != "VALID")
+    fail("padding", "there is no padding {}; expected SAME, VALID or numbers", name);
+  name_same_ = upper == "SAME";
+  each_ = {{0, 0}};
+}
+std::vector<Padding::Pair> Padding::of(const char* op, const std::vector<std::int64_t>& sizes,
+                                       const std::vector<std::int64_t>& windows,
+                                       const std::vector<std::int64_t>& strides) const {
+  std::vector<Pair> out;
+  const auto count = sizes.size();
+  if (name_same_) {
+    for (std::size_t i = 0; i < count; ++i) {
+      auto positions = (sizes[i] + strides[i] - 1) / strides[i];
+      auto total = std::max<std::int64_t>(0, (positions - 1) * strides[i] + windows[i] - sizes[i]);
+      out.push_back({total / 2, total - total / 2});
+    }
+    return out;
+  }
+  if (per_axis_)
+    for (auto n : per_axis_->of(op, "padding", count)) out.push_back({n, n});
+  else if (same_)
+    out.assign(count, each_[0]);
+  else
+    out = each_;
+  if (out.size() != count)
+    fail(op, "padding lists {} pairs, but there are {} spatial axes", out.size(), count);
+  for (auto [before, after] : out)
+    if (before < 0 || after < 0)
+      fail(op, "padding is ({}, {}); it must be 0 or more", before, after);
+  return out;
+}
+
+Conv Conv::init(const Names& Spatial, const Axis& In, const Axis& Out, const PerAxis& kernel_size,
+                const Key& key, ConvOptions options, SourceLocation at) {
+  CallSite here(at, true);
+  auto [weight, bias] = initialized("conv", Spatial, In, Out, kernel_size, options.stride,
+                                    options.dilation, options.groups, options.use_bias, key);
+  return {weight,
+          bias,
+          Spatial,
+          In,
+          Out,
+          kernel_size,
+          options.stride,
+          options.padding,
+          options.dilation,
+          options.groups};
+}
+NamedArray Conv::operator()(Arr x) const {
+  LayerScope scope(x, weight);
+  const char* op = "conv";
+  auto node = ops::node_of(op, x);
+  auto shown = ops::visible(*node);
+  const Layer layer{op, weight, bias, Spatial, In, Out, groups};
+  auto all = layer.spatials(shown, kernel_size, stride, dilation);
+  Sizes sizes, spans, strides;
+  for (auto& s : all) {
+    sizes.push_back(find_axis(shown, s.axis)->size);
+    spans.push_back(s.span());
+    strides.push_back(s.stride);
+  }
+  auto pairs = padding.of(op, sizes, spans, strides);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    auto& s = all[i];
+    std::tie(s.before, s.after) = pairs[i];
+    auto size = sizes[i] + s.before + s.after;
+    if (size < s.span())
+      fail(op, "a window of {} positions exceeds axis {}, which has {} positions with padding",
+           s.span(), s.axis, size);
+    s.out = (size - s.span()) / s.stride + 1;
+  }
+  const bool one_each = groups > 1 && groups == In.size;
+  return layer.run(node, all, [&](const NodePtr& in, const NodePtr& w, const Axes& out) {
+    if (!one_each) return convolution(in, w, all, out);
+    auto one = [&](const NodePtr& a) { return prim::slice(a, In.name, 0, 1, 1, true); };
+    return depthwise(one(in), one(w), all, out);
+  });
+}
+
+ConvTranspose ConvTranspose::init(const Names& Spatial, const Axis& In, const Axis& Out,
+                                  const PerAxis& kernel_size, const Key& key,
+                                  ConvTransposeOptions options, SourceLocation at) {
+  CallSite here(at, true);
+  auto [weight, bias] = initialized("conv_transpose", Spatial, In, Out, kernel_size, options.stride,
+                                    options.dilation, options.groups, options.use_bias, key);
+  return {weight,
+          bias,
+          Spatial,
+          In,
+          Out,
+          kernel_size,
+          options.stride,
+          options.padding,
+          options.output_padding,
+          options.dilation,
+          options.groups};
+}
+NamedArray ConvTranspose::operator()(Arr x) const {
+  LayerScope scope(x, weight);
+  const char* op = "conv_transpose";
+  auto node = ops::node_of(op, x);
+  auto shown = ops::visible(*node);
+  if (padding.is_same()) fail(op, "the padding cannot be SAME; pass numbers");
+  const Layer layer{op, weight, bias, Spatial, In, Out, groups};
+  auto all = layer.spatials(shown, kernel_size, stride, dilation);
+  const Sizes none(all.size(), 1);
+  auto pairs = padding.of(op, none, none, none);
+  auto extra = output_padding.of(op, "output_padding", all.size());
+  WindowAttr attr;
+  Sizes full;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    auto& s = all[i];
+    std::tie(s.before, s.after) = pairs[i];
+    if (extra[i] < 0) fail(op, "output_padding is {}; it must be 0 or more", extra[i]);
+    auto size = find_axis(shown, s.axis)->size;
+    // With output_padding beyond `after`, the last positions receive nothing.
+    full.push_back((size - 1) * s.stride + s.span() +
+                   std::max<std::int64_t>(0, extra[i] - s.after));
+    s.out = (size - 1) * s.stride + s.span() - s.before - s.after + extra[i];
+    if (s.out < 1 || size < 1)
+      fail(op, "axis {} of size {} would have {} positions; reduce the padding", s.axis, size,
+           s.out);
+    attr.kernels.push_back({Axis(s.kernel, s.kernel_size), i, s.dilation});
+    attr.sides.push_back({s.axis, size, s.stride});
+  }
+  return layer.run(node, all, [&](const NodePtr& in, NodePtr w, const Axes& out) {
+    auto axes = out;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      axes[dim_of(axes, all[i].axis)].size = full[i];
+      if (auto n = all[i].kernel_size; n > 1) w = prim::slice(w, all[i].kernel, n - 1, n, -1);
+    }
+    auto y = prim::unwindow_contraction(in, w, attr, axes, in->dtype);
+    for (auto& s : all) y = prim::slice(y, s.axis, s.before, s.out);
+    return y;
+  });
+}
+
+}  // namespace haliax::nn

@@ -1,0 +1,297 @@
+// Windows of axes, and their adjoint.
+#include "ops/window.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "graph/emit.h"
+#include "haliax/fmt.h"
+#include "ops/attr.h"
+#include "ops/fault.h"
+
+namespace haliax::prim {
+namespace {
+
+using Way = Along::Way;
+
+std::size_t dim_of(const Axes& axes, Name n) {
+  return std::size_t(find_axis(axes, n) - axes.data());
+}
+
+Place window_view(const Node& n, const Place& in, Emit&) {
+  auto w = WindowAttr::of(n);
+  auto& from = n.in[0]->axes;
+  Place p = in;
+  p.strides.clear();
+  for (auto& a : n.axes) {
+    auto* k = w.kernel(a.name);
+    auto* side = k ? &w.sides[k->side] : w.side(a.name);
+    auto stride = in.strides[dim_of(from, side ? side->axis : a.name)];
+    p.strides.push_back(stride * (k ? k->dilation : side ? side->stride : 1));
+  }
+  return p;
+}
+// Windows need each of their axes in full. Other axes map. An axis of the operand and the axis of
+// its windows are two axes of the iteration space, with two sizes.
+Along window_along(const Node& n, std::size_t k, Name a) {
+  auto w = WindowAttr::of(n);
+  if (k != kResultSide && w.side(a)) return {Way::full, std::string(a.text()) + " windowed"};
+  return {w.side(a) || w.kernel(a) ? Way::full : Way::map, a};
+}
+std::string window_fault(const Node& n) {
+  if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
+  auto w = WindowAttr::of(n);
+  for (std::size_t s = 0; s < w.sides.size(); ++s) {
+    auto& side = w.sides[s];
+    auto *from = find(*n.in[0], side.axis), *to = find(n, side.axis);
+    const bool inside = from && to && to->size == side.size && side.stride > 0 &&
+                        (side.size - 1) * side.stride + w.reach(s) < from->size;
+    if (!inside) return fmt::format("windows of {} reach outside of {}", side.axis, n.in[0]->axes);
+  }
+  for (auto& k : w.kernels)
+    if (find(*n.in[0], k.axis.name) || !find(n, k.axis.name)) return fault_of_sizes(n);
+  return "";
+}
+// Returns the windows as a concatenation of slices along each kernel axis. A slice needs its
+// neighbors only at the ends of a block.
+NodePtr window_blockwise(const NodePtr& n, Name, int) {
+  auto w = WindowAttr::of(*n);
+  // Adds the kernel axes one by one; `at` is the offset within each axis.
+  auto from = [&](auto& self, std::size_t k, std::vector<std::int64_t> at) -> NodePtr {
+    if (k == w.kernels.size()) {
+      auto x = n->in[0];
+      for (std::size_t s = 0; s < w.sides.size(); ++s)
+        x = slice(x, w.sides[s].axis, at[s], w.sides[s].size, w.sides[s].stride);
+      return x;
+    }
+    Nodes parts;
+    auto& kernel = w.kernels[k];
+    for (std::int64_t i = 0; i < kernel.axis.size; ++i) {
+      auto part = self(self, k + 1, at);
+      auto axes = part->axes;
+      axes.push_back(kernel.axis.resize(1));
+      parts.push_back(fit(part, axes));
+      at[kernel.side] += kernel.dilation;
+    }
+    return concat(parts, kernel.axis);
+  };
+  return from(from, 0, std::vector<std::int64_t>(w.sides.size(), 0));
+}
+
+NodePtr reversed(G x, const Axis& axis) {
+  return axis.size < 2 ? x : slice(x, axis.name, axis.size - 1, axis.size, -1);
+}
+// Adds zeros before and after an axis, or removes positions if a count is negative.
+NodePtr padded(G x, Name axis, std::int64_t before, std::int64_t after) {
+  auto size = find(*x, axis)->size;
+  auto skipped = std::max<std::int64_t>(0, -before), end = std::max<std::int64_t>(0, -after);
+  auto inner = skipped || end ? slice(x, axis, skipped, size - skipped - end) : x;
+  before = std::max<std::int64_t>(0, before);
+  after = std::max<std::int64_t>(0, after);
+  return before || after ? pad(inner, axis, before, after, number(0, x->dtype)) : inner;
+}
+
+// The adjoint of windows of a contraction y * weight, as contractions of windows of y:
+//
+//     x[t] = sum over k with t = p * stride + k * dilation of weight[k] y[p]
+//
+// The weights k of each phase t mod stride form an arithmetic progression, and the sum of a phase
+// is a convolution with stride 1 and a reversed weight. The phases are interleaved at the end.
+class Adjoint {
+ public:
+  Adjoint(const WindowAttr& w, const Axes& full, DType dtype) : w_(w), full_(full), dtype_(dtype) {}
+  // Returns true if the sides can be split into phases.
+  static bool supports(const WindowAttr& w) {
+    for (std::size_t s = 0; s < w.sides.size(); ++s)
+      if (w.sides[s].stride > 1 && kernels_of(w, s) != 1) return false;
+    return true;
+  }
+  NodePtr of(G y, G weight, std::size_t s = 0) const {
+    if (s == w_.sides.size()) {
+      WindowAttr now = w_;
+      Axes axes = full_;
+      for (std::size_t i = 0; i < now.sides.size(); ++i) {
+        now.sides[i] = {now.sides[i].axis, phase_size(i), 1};
+        axes[dim_of(axes, now.sides[i].axis)].size = phase_size(i);
+      }
+      for (auto& k : now.kernels) {
+        k.axis.size = find(*weight, k.axis.name)->size;
+        if (w_.sides[k.side].stride > 1) k.dilation /= common_step(k);
+      }
+      return contract(window(y, now), weight, axes, dtype_);
+    }
+    auto& side = w_.sides[s];
+    return side.stride == 1 ? adjacent(y, weight, s) : phases(y, weight, s);
+  }
+
+ private:
+  static std::ptrdiff_t kernels_of(const WindowAttr& w, std::size_t s) {
+    return std::count_if(w.kernels.begin(), w.kernels.end(), [&](auto& k) { return k.side == s; });
+  }
+  std::int64_t size(std::size_t s) const { return find_axis(full_, w_.sides[s].axis)->size; }
+  std::int64_t phase_size(std::size_t s) const {
+    auto stride = w_.sides[s].stride;
+    return (size(s) + stride - 1) / stride;
+  }
+  std::int64_t common_step(const WindowAttr::KernelAxis& k) const {
+    return std::gcd(w_.sides[k.side].stride, k.dilation);
+  }
+  NodePtr adjacent(G y, G weight, std::size_t s) const {
+    auto reach = w_.reach(s);
+    auto turned = weight;
+    for (auto& k : w_.kernels)
+      if (k.side == s) turned = reversed(turned, k.axis);
+    return of(padded(y, w_.sides[s].axis, reach, size(s) - w_.sides[s].size), turned, s + 1);
+  }
+  NodePtr phases(G y, G weight, std::size_t s) const {
+    auto& side = w_.sides[s];
+    auto kernel =
+        std::find_if(w_.kernels.begin(), w_.kernels.end(), [&](auto& k) { return k.side == s; });
+    Nodes parts;
+    auto phase = Axis(Name(std::string(side.axis.text()) + " phase"), side.stride);
+    for (std::int64_t p = 0; p < side.stride; ++p) {
+      auto part = one_phase(y, weight, s, *kernel, p);
+      auto axes = full_;
+      for (std::size_t i = 0; i <= s; ++i)
+        axes[dim_of(axes, w_.sides[i].axis)].size = phase_size(i);
+      if (!part) part = filled(0, dtype_, axes);
+      axes.insert(axes.begin() + std::ptrdiff_t(dim_of(axes, side.axis)) + 1, phase.resize(1));
+      parts.push_back(fit(part, axes));
+    }
+    auto all = concat(parts, phase);
+    auto flat = flatten(all, {side.axis, phase.name}, {side.axis, phase_size(s) * side.stride});
+    return slice(flat, side.axis, 0, size(s));
+  }
+  // Returns y at the positions that one phase reads: windows of `count` positions at this distance,
+  // the first of which begins at `from`.
+  NodePtr y_of(G y, std::size_t s, std::int64_t from, std::int64_t distance,
+               std::int64_t count) const {
+    auto positions = phase_size(s) + (count - 1) * distance;
+    return padded(y, w_.sides[s].axis, -from, positions + from - w_.sides[s].size);
+  }
+  // Returns null for a phase that no weight reaches.
+  NodePtr one_phase(G y, G weight, std::size_t s, const WindowAttr::KernelAxis& k,
+                    std::int64_t p) const {
+    const auto stride = w_.sides[s].stride, common = common_step(k), spacing = stride / common;
+    std::int64_t first = 0;
+    while (first < spacing && (p - first * k.dilation) % stride != 0) ++first;
+    if (first == spacing || first >= k.axis.size) return nullptr;
+    auto count = (k.axis.size - first + spacing - 1) / spacing, distance = k.dilation / common;
+    auto last = first + (count - 1) * spacing;
+    auto picked = slice(weight, k.axis.name, last, count, -spacing);
+    auto from = (p - last * k.dilation) / stride;
+    return of(y_of(y, s, from, distance, count), picked, s + 1);
+  }
+
+  const WindowAttr& w_;
+  const Axes& full_;
+  DType dtype_;
+};
+
+bool has_all_kernels(const Node& n, const WindowAttr& w) {
+  return std::all_of(w.kernels.begin(), w.kernels.end(),
+                     [&](auto& k) { return find(n, k.axis.name); }) &&
+         std::none_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return find(n, s.axis); });
+}
+bool has_all_sides(const Node& n, const WindowAttr& w) {
+  return std::all_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return find(n, s.axis); }) &&
+         std::none_of(w.kernels.begin(), w.kernels.end(),
+                      [&](auto& k) { return find(n, k.axis.name); });
+}
+
+}  // namespace
+
+Attr WindowAttr::attr() const {
+  Attr a;
+  a.ints = {std::int64_t(sides.size())};
+  for (auto& s : sides) {
+    a.names.push_back(s.axis);
+    a.ints.insert(a.ints.end(), {s.size, s.stride});
+  }
+  for (auto& k : kernels) {
+    a.names.push_back(k.axis.name);
+    a.ints.insert(a.ints.end(), {k.axis.size, std::int64_t(k.side), k.dilation});
+  }
+  return a;
+}
+WindowAttr WindowAttr::of(const Attr& a) {
+  WindowAttr w;
+  std::size_t name = 0, i = 1;
+  for (; name < std::size_t(a.ints[0]); i += 2)
+    w.sides.push_back({a.names[name++], a.ints[i], a.ints[i + 1]});
+  for (; name < a.names.size(); i += 3)
+    w.kernels.push_back(
+        {Axis(a.names[name++], a.ints[i]), std::size_t(a.ints[i + 1]), a.ints[i + 2]});
+  return w;
+}
+const WindowAttr::WindowedAxis* WindowAttr::side(Name axis) const {
+  for (auto& s : sides)
+    if (s.axis == axis) return &s;
+  return nullptr;
+}
+const WindowAttr::KernelAxis* WindowAttr::kernel(Name axis) const {
+  for (auto& k : kernels)
+    if (k.axis.name == axis) return &k;
+  return nullptr;
+}
+std::int64_t WindowAttr::reach(std::size_t side) const {
+  std::int64_t sum = 0;
+  for (auto& k : kernels)
+    if (k.side == side) sum += (k.axis.size - 1) * k.dilation;
+  return sum;
+}
+
+const Op kWindow{
+    .name = "window",
+    .kind = Kind::view,
+    .linear = Linear::moves,
+    .grad = [](G o, G g) { return Nodes{unwindow(g, WindowAttr::of(*o), o->in[0]->axes)}; },
+    .view = window_view,
+    .along = window_along,
+    .fault = window_fault,
+    .blockwise = window_blockwise};
+
+NodePtr window(G x, const WindowAttr& w) {
+  if (w.sides.empty()) return x;
+  Axes axes = x->axes;
+  for (auto& s : w.sides) axes[dim_of(axes, s.axis)].size = s.size;
+  for (auto& k : w.kernels) axes.push_back(k.axis);
+  return build(kWindow, {x}, axes, x->dtype, w.attr());
+}
+NodePtr unwindow_contraction(G y, G weight, const WindowAttr& w, const Axes& full, DType dtype) {
+  return Adjoint(w, full, dtype).of(y, weight);
+}
+NodePtr unwindow(G g, const WindowAttr& w, const Axes& full) {
+  if (auto& c = stripped(g); c->op == &kContract && Adjoint::supports(w))
+    for (std::size_t k = 0; k < 2; ++k)
+      if (auto& weight = c->in[k], &y = c->in[1 - k];
+          has_all_kernels(*weight, w) && has_all_sides(*y, w))
+        return unwindow_contraction(y, weight, w, full, g->dtype);
+  // the sum of the windows at each kernel position
+  NodePtr total;
+  std::int64_t positions = 1;
+  for (auto& k : w.kernels) positions *= k.axis.size;
+  for (std::int64_t at = 0; at < positions; ++at) {
+    auto part = g;
+    std::vector<std::int64_t> start(w.sides.size(), 0);
+    auto rest = at;
+    for (auto& k : w.kernels) {
+      part = slice(part, k.axis.name, rest % k.axis.size, 1, 1, true);
+      start[k.side] += rest % k.axis.size * k.dilation;
+      rest /= k.axis.size;
+    }
+    for (std::size_t s = 0; s < w.sides.size(); ++s) {
+      auto& side = w.sides[s];
+      auto axes = part->axes;
+      axes[dim_of(axes, side.axis)] = *find_axis(full, side.axis);
+      part = place(part, axes, side.axis, start[s], side.stride, false);
+    }
+    total = total ? add(total, part) : part;
+  }
+  return sum_to(total, full);
+}
+
+namespace {
+const bool window_registered = register_ops({&kWindow});
+}  // namespace
+}  // namespace haliax::prim

@@ -1,0 +1,142 @@
+// Convolutions and pools: initialization, errors, meshes and vmap. Values and gradients of all
+// variants are checked by the entries of tests/ops and by the golden data.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "haliax/haliax.h"
+#include "support/near.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Batch("batch", 4), Channel("channel", 6), Out("out", 8), Row("row", 8), Col("col", 8);
+
+NamedArray image() { return random::normal(random::key(3), {Batch, Channel, Row, Col}).eval(); }
+nn::Conv conv(nn::ConvOptions options = {}) {
+  return nn::Conv::init({"row", "col"}, Channel, Out, 3, random::key(0), options);
+}
+
+}  // namespace
+
+TEST_CASE("Conv::init is uniform up to 1 / sqrt(fan in), with a name for each axis of the weight") {
+  auto c = conv({.groups = 2});
+  CHECK(c.weight.axes() == Axes{Out, Axis("channel", 3), Axis("row", 3), Axis("col", 3)});
+  CHECK(c.bias->axes() == Axes{Out});
+  const double limit = 1 / std::sqrt(27.);
+  CHECK(max(abs(c.weight)).item() <= limit);
+  CHECK(max(abs(c.weight)).item() > 0.9 * limit);
+  CHECK(!conv({.use_bias = false}).bias);
+}
+
+TEST_CASE("a patch embedding is a reshape and one matmul, without a copy of windows") {
+  auto patches = nn::Conv::init({"row", "col"}, Channel, Out, 4, random::key(0), {.stride = 4});
+  auto x = image();
+  auto f = jit([](const nn::Conv& layer, const NamedArray& in) { return layer(in); });
+  auto y = f(patches, x);
+  CHECK(y.axes() == Axes{Batch, Out, Row.resize(2), Col.resize(2)});
+  auto split = unflatten_axis(unflatten_axis(x, "row", {Row.resize(2), Axis("r", 4)}), "col",
+                              {Col.resize(2), Axis("c", 4)});
+  auto w = rename(patches.weight, {{"row", "r"}, {"col", "c"}});
+  auto expected = dot(split, w, {"channel", "r", "c"}) + *patches.bias;
+  CHECK(difference(y, rearrange(expected, y.axes()), 1e-5) == "");
+}
+
+TEST_CASE("Conv shards batch and channels freely, and is right with sharded positions") {
+  auto x = image();
+  auto layer = conv({.padding = "SAME"});
+  auto f = [](const nn::Conv& c, const NamedArray& in) { return c(in); };
+  auto expected = f(layer, x).eval();
+  const Mesh mesh{{{"data", 2}, {"model", 2}}};
+  auto run = [&](const Mapping& mapping) {
+    auto g = named_jit(f, {.mesh = mesh, .axis_resources = mapping});
+    CHECK(difference(g(layer, x), expected, 1e-5) == "");
+    return g.report().sent_bytes;
+  };
+  CHECK(run({{"batch", "data"}}) == 0);
+  CHECK(run({{"out", "model"}}) == 0);
+  CHECK(run({{"batch", "data"}, {"out", "model"}}) == 0);
+  run({{"row", "data"}});
+  run({{"channel", "model"}});
+  run({{"row", "data"}, {"col", "model"}});
+}
+
+TEST_CASE("the code of the page on convolutions") {
+  auto key = random::key(0);
+  auto stem = nn::Conv::init({"row", "col"}, Channel, Out, 3, key, {.stride = 2, .padding = 1});
+  auto pictures = random::normal(key, {Batch, Channel, Row, Col});
+  auto features = stem(pictures);  // (batch, channel, row, col) -> (batch, out, row, col)
+
+  const nn::PoolOptions halves{.stride = 2};
+  auto smaller = nn::max_pool(features, {Axis("row", 2), Axis("col", 2)}, halves);
+  auto average = nn::mean_pool(features, {Axis("row", 2), Axis("col", 2)}, halves);
+
+  CHECK(features.axes() == Axes{Batch, Out, Row.resize(4), Col.resize(4)});
+  CHECK(smaller.axes() == Axes{Batch, Out, Row.resize(2), Col.resize(2)});
+  CHECK(average.axes() == smaller.axes());
+  CHECK(min(smaller - average).item() >= 0);
+}
+
+TEST_CASE("vmap over weights and inputs of a Conv equals a loop") {
+  const Axis Copies("copies", 3);
+  auto layers = vmap([](const Key& key) { return nn::Conv::init({"row"}, Channel, Out, 3, key); },
+                     Copies)(random::split(random::key(0), Copies));
+  auto x = image();
+  auto all = vmap([&](const nn::Conv& c) { return c(x); }, Copies)(layers);
+  for (int k = 0; k < 3; ++k) {
+    auto one = tree_map([&](const NamedArray& a) { return haliax::at(a, Copies, k); }, layers);
+    CHECK(difference(haliax::at(all, Copies, k), one(x), 1e-5) == "");
+  }
+}
+
+TEST_CASE("pools select values, count positions, and skip padding") {
+  auto x = array({1.f, 5.f, 2.f, 4.f, 3.f}, {Axis("t", 5)});
+  using Floats = std::vector<float>;
+  const Axis Two("t", 2);
+  CHECK(nn::max_pool(x, Two).floats() == Floats{5, 5, 4, 4});
+  CHECK(nn::max_pool(x, Two, {.stride = 2}).floats() == Floats{5, 4});
+  CHECK(nn::max_pool(x, Two, {.stride = 2, .use_ceil = true}).floats() == Floats{5, 4, 3});
+  CHECK(nn::min_pool(x, Two, {.padding = 1}).floats() == Floats{1, 1, 2, 2, 3, 3});
+  CHECK(nn::mean_pool(x, Two, {.stride = 2, .padding = 1}).floats() == Floats{1, 3.5, 3.5});
+  CHECK(nn::mean_pool(x, Two, {.stride = 2, .padding = 1, .count_include_pad = true}).floats() ==
+        Floats{0.5, 3.5, 3.5});
+  CHECK(nn::max_pool(astype(x, DType::i32), Two).dtype() == DType::i32);
+  CHECK(nn::mean_pool(astype(x, DType::i32), Two).dtype() == DType::f32);
+}
+
+TEST_CASE("convolutions and pools reject bad arguments") {
+  auto x = image();
+  auto message = [](auto f) { return message_of(f); };
+  CHECK(has(message([&] { conv({.groups = 4}); }), "groups is 4; it must divide"));
+  CHECK(has(message([&] { conv({.stride = 0}); }), "stride is 0"));
+  CHECK(has(message([&] {
+              conv({.dilation = {1, 2, 3}});
+            }),
+            "dilation lists 3 numbers, but there are 2 spatial axes"));
+  CHECK(has(message([&] { nn::Conv::init({"row"}, Channel, Channel, 3, random::key(0)); }),
+            "axis channel is both"));
+  CHECK(has(message([&] {
+              conv()(rename(x, {{"row", "rows"}}));
+            }),
+            "the spatial axis row is not in the input"));
+  CHECK(has(message([&] {
+              conv()(rename(x, {{"batch", "out"}}));
+            }),
+            "already has the output axis out"));
+  CHECK(
+      has(message([&] { conv()(haliax::at(x, Channel, 0)); }), "axis channel is not in the input"));
+  CHECK(
+      has(message([&] { conv({.dilation = 4})(x); }), "a window of 9 positions exceeds axis row"));
+  CHECK(has(message([&] { conv({.padding = "some"}); }), "there is no padding some"));
+  CHECK(has(message([&] { conv({.padding = {{1, -1}, {0, 0}}})(x); }), "padding is (1, -1)"));
+  auto up = nn::ConvTranspose::init({"row"}, Channel, Out, 3, random::key(0), {.padding = "SAME"});
+  CHECK(has(message([&] { up(x); }), "the padding cannot be SAME"));
+  up.padding = 9;
+  CHECK(has(message([&] { up(x); }), "reduce the padding"));
+  CHECK(has(message([&] { nn::max_pool(x, Axis("rows", 2)); }),
+            "the window axis rows is not in the input"));
+  CHECK(has(message([&] { nn::max_pool(x, Axis("row", 9)); }), "exceeds its axis"));
+  CHECK(has(message([&] { nn::max_pool(x, Axis("row", 2), {.stride = 0}); }), "stride is 0"));
+}
