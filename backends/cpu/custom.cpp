@@ -1,12 +1,46 @@
-// Functions of the user, split into blocks of elements for the workers.
+// Functions of the user, split into blocks of elements for the workers. Functions of the library
+// may call the matmul kernel of this backend (program/host_product.h).
 #include <algorithm>
+#include <memory>
+#include <new>
 
 #include "base/thread_pool.h"
+#include "kernels.h"
 #include "program/custom.h"
+#include "program/host_product.h"
 #include "step.h"
 
 namespace haliax::cpu {
 namespace {
+
+// Memory of one thread for packed operands. It grows to the largest matmul of the thread.
+void* packing_memory(std::int64_t bytes) {
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t(64)); }
+  };
+  static thread_local std::unique_ptr<std::byte, Free> memory;
+  static thread_local std::int64_t size = 0;
+  if (bytes > size) {
+    memory.reset(static_cast<std::byte*>(::operator new(std::size_t(bytes), std::align_val_t(64))));
+    size = bytes;
+  }
+  return memory.get();
+}
+bool multiply(const program::HostProduct& p) {
+  const auto* kernel = kernels().product;
+  if (!kernel || kernel->only_small || (p.dtype != DType::f32 && p.dtype != DType::bf16))
+    return false;
+  if (p.m == 0 || p.n == 0 || p.k == 0) return false;
+  Product product{p.m, p.n,   p.k,   p.dtype, p.a,     p.a_m,   p.a_k,
+                  p.b, p.b_k, p.b_n, p.out,   p.out_m, p.dtype, false};
+  if (p.out_n != 1) {  // computes the transposed result
+    if (p.out_m != 1) return false;
+    product = {p.n, p.m,   p.k,   p.dtype, p.b,     p.b_n,   p.b_k,
+               p.a, p.a_k, p.a_m, p.out,   p.out_n, p.dtype, false};
+  }
+  kernel->run(product, packing_memory(kernel->scratch_bytes(product)));
+  return true;
+}
 
 class CustomStep final : public CompiledStep {
  public:
@@ -22,6 +56,7 @@ class CustomStep final : public CompiledStep {
     const std::int64_t points = calls_.points();
     parallel_for((points + per_block_ - 1) / per_block_, workers_,
                  [&](std::int64_t block, int worker) {
+                   program::HostProductScope scope(multiply);
                    calls_.run(first_.data(), block * per_block_,
                               std::min(points, (block + 1) * per_block_), worker);
                  });

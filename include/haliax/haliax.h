@@ -16,6 +16,7 @@
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/mesh.h"
+#include "haliax/moe.h"
 #include "haliax/nn.h"
 #include "haliax/ops.h"
 #include "haliax/optim.h"

@@ -180,6 +180,17 @@ TEST_CASE("cheatsheet: modules and transforms") {
   auto k = random::key(0);
   const Mlp mlp{nn::Linear::init(In, Out, k, {.use_bias = false})};
   CHECK(tree_paths(mlp) == std::vector<std::string>{"up.weight"});
+  {
+    const Axis Experts("experts", 2), Row("row", 6);
+    auto x = random::normal(k, {In, Row});
+    auto same = nn::Conv::init({"row"}, In, Out, 3, k, {.padding = 1});
+    CHECK(same(x).axes() == Axes{Out, Row});
+    auto half = nn::max_pool(x, Axis("row", 2), {.stride = 2});
+    CHECK(half.axes() == Axes{In, Row.resize(3)});
+    auto up = nn::MoELinear::init(Experts, In, Out, k);
+    CHECK(up(rearrange(x, {"row", "in"}), array(std::vector<std::int32_t>{2, 4}, Experts)).axes() ==
+          Axes{Row, Out});
+  }
 
   auto keys = random::split(k, Layers);
   auto make = [](const Key& key) { return Block::init(key); };  // make(key) -> Block

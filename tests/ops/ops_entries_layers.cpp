@@ -1,6 +1,8 @@
-// Entries of convolutions and pools.
+// Entries of convolutions, pools and contractions by groups of rows.
 #include "haliax/conv.h"
+#include "haliax/moe.h"
 #include "ops/first_positions.h"
+#include "ops/ragged.h"
 #include "ops/window.h"
 #include "ops_entries.h"
 
@@ -113,6 +115,16 @@ Entries layer_entries() {
          return nn::mean_pool(x[0], {Row, Col}, {.stride = 2, .padding = "SAME"});
        },
        "b2r3s3"},
+      {"ragged_dot",
+       {"n8d4", "e3d4m5", ints("e3", 0, 3)},
+       [](In x) { return ragged_dot(x[0], x[1], x[2], "d"); },
+       "n8m5"},
+      {"ragged_dot of two axes",
+       {"h2n8d2", "e3m2k2d2h2", ints("e3", 0, 3)},
+       [](In x) {
+         return ragged_dot(x[0], x[1], x[2], {"d", "h"});
+       },
+       "n8m2k2"},
       {"prim window",
        {"b2t7"},
        [](In x) {
@@ -120,6 +132,14 @@ Entries layer_entries() {
              x[0].node(), {{{"t", 2, 3}}, {{Axis("i", 2), 0, 2}, {Axis("j", 2), 0, 1}}}));
        },
        "b2t2i2j2"},
+      {"prim ragged sums",
+       {"n8d4", "n8m5", ints("e3", 0, 3)},
+       [](In x) {
+         return NamedArray(prim::ragged_sums(x[0].node(), x[1].node(),
+                                             prim::cast(x[2].node(), DType::i64),
+                                             {"n", "e", "d", "m"}, *find_axis(x[2].axes(), "e")));
+       },
+       "e3d4m5"},
       {"prim first positions",
        {"b2n9"},
        [](In x) { return NamedArray(prim::first_positions(x[0].node(), "n", 3)); },

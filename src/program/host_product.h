@@ -1,0 +1,40 @@
+// Matmuls of functions that run on the host as Custom steps (program.h), such as a contraction by
+// groups of rows, whose sizes are known only when the step runs.
+#pragma once
+#include <cstdint>
+
+#include "haliax/dtype.h"
+
+namespace haliax::program {
+
+// out[m, n] (+)= a[m, k] b[k, n]. Strides are in elements and may be any. All arrays are floats of
+// the same dtype. Sums are rounded once.
+struct HostProduct {
+  std::int64_t m = 0, n = 0, k = 0;
+  DType dtype = DType::f32;
+  const void* a = nullptr;
+  std::int64_t a_m = 0, a_k = 0;
+  const void* b = nullptr;
+  std::int64_t b_k = 0, b_n = 0;
+  void* out = nullptr;
+  std::int64_t out_m = 0, out_n = 0;
+};
+// Returns false if it does not support the matmul.
+using HostProductKernel = bool (*)(const HostProduct&);
+
+// Computes a matmul with the kernel in scope on this thread, or with plain loops.
+void multiply(const HostProduct&);
+
+// Sets the kernel of this thread for the length of a scope. A backend opens it around the functions
+// that it calls.
+class HostProductScope {
+ public:
+  explicit HostProductScope(HostProductKernel);
+  ~HostProductScope();
+  HostProductScope(const HostProductScope&) = delete;
+
+ private:
+  HostProductKernel before_;
+};
+
+}  // namespace haliax::program

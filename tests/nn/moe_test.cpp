@@ -1,0 +1,139 @@
+// Mixtures of experts against a sum over all experts, and their errors.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "haliax/haliax.h"
+#include "support/near.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Batch("batch", 3), Pos("pos", 5), Embed("embed", 8), Mlp("mlp", 6), Experts("expert", 4),
+    Token("token", 7);
+
+// Computes every expert for every token, and weights the results.
+NamedArray dense(const nn::MoE& m, const NamedArray& x) {
+  auto p = softmax(m.router(x), Experts);
+  auto [values, ids] = top_k(p, Experts, m.experts_per_token, "choice");
+  auto weights = m.normalize ? values / sum(values, "choice") : values;
+  auto chosen = equal(broadcast_axis(ids, Experts), arange(Experts));
+  auto share = sum(where(chosen, broadcast_axis(weights, Experts), 0.f), "choice");
+  auto hidden = m.activation(dot(x, m.gate.weight, Embed)) * dot(x, m.up.weight, Embed);
+  return dot(dot(hidden, m.down.weight, Mlp), share, Experts);
+}
+double largest(const NamedArray& a) { return max(abs(a)).item(); }
+// Routes all tokens to the same experts.
+nn::MoE skewed(nn::MoE m) {
+  m.router.weight = m.router.weight * 0.f + arange(Experts).astype(DType::f32);
+  return m;
+}
+double difference_of(const nn::MoE& m, const NamedArray& x) {
+  auto loss = [&](const nn::MoE& each, auto f) { return sum(square(f(each, x))); };
+  auto layer = [](const nn::MoE& each, const NamedArray& in) { return each(in); };
+  auto expected = dense(m, x);
+  double worst = largest(m(x) - rearrange(expected, {"..."})) / largest(expected);
+  auto mine = grad([&](const nn::MoE& each) { return loss(each, layer); })(m);
+  auto its = grad([&](const nn::MoE& each) { return loss(each, dense); })(m);
+  auto a = flatten(mine), b = flatten(its);
+  for (std::size_t k = 0; k < a.size(); ++k)
+    worst = std::max(worst, largest(a[k] - b[k]) / std::max(1e-3, largest(b[k])));
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("MoE is the weighted sum of the chosen experts, with gradients and skewed routing") {
+  auto x = random::normal(random::key(1), {Batch, Pos, Embed});
+  for (std::int64_t k : {1, 2, 4}) {
+    auto m = nn::MoE::init(Experts, Embed, Mlp, random::key(0), {.experts_per_token = k});
+    CHECK(difference_of(m, x) < 1e-5);
+    CHECK(difference_of(skewed(m), abs(x)) < 1e-5);
+  }
+  auto m = nn::MoE::init(Experts, Embed, Mlp, random::key(0), {.normalize = false});
+  CHECK(difference_of(m, x) < 1e-5);
+  CHECK(m(x).axes() == Axes{Batch, Pos, Embed});
+  auto one = haliax::at(haliax::at(x, Batch, 0), Pos, 0);
+  CHECK(largest(m(one) - haliax::at(haliax::at(m(x), Batch, 0), Pos, 0)) < 1e-5);
+}
+
+TEST_CASE("MoE on a mesh equals one device, with experts or tokens sharded, and skewed routing") {
+  auto x = abs(random::normal(random::key(1), {Batch.resize(4), Pos, Embed})).eval();
+  auto m = nn::MoE::init(Experts, Embed, Mlp, random::key(0));
+  const Mesh mesh{{{"data", 2}, {"model", 2}}};
+  for (const nn::MoE& each : {m, skewed(m)}) {
+    auto f = [](const nn::MoE& layer, const NamedArray& in) {
+      return value_and_grad([&](const nn::MoE& l) { return sum(square(l(in))); })(layer);
+    };
+    auto [expected, expected_grads] = jit(f)(each, x);
+    for (const Mapping& mapping :
+         {Mapping{{"expert", "model"}}, Mapping{{"batch", "data"}},
+          Mapping{{"batch", "data"}, {"expert", "model"}}, Mapping{{"mlp", "model"}}}) {
+      auto [value, grads] = named_jit(f, {.mesh = mesh, .axis_resources = mapping})(each, x);
+      CHECK(std::abs(value.item() / expected.item() - 1) < 1e-6);
+      auto a = flatten(grads), b = flatten(expected_grads);
+      for (std::size_t k = 0; k < a.size(); ++k)
+        CHECK(largest(a[k] - b[k]) <= 1e-5 * std::max(1e-3, largest(b[k])));
+    }
+  }
+}
+
+TEST_CASE("the code of the page on mixtures of experts") {
+  auto key = random::key(0);
+  auto x = random::normal(key, {Batch, Pos, Embed});
+  auto moe = nn::MoE::init(Experts, Embed, Mlp, key, {.experts_per_token = 2});
+  auto mixed = moe(x);  // (batch, pos, embed) -> (batch, pos, embed)
+
+  auto tokens = random::normal(key, {Token, Embed});
+  auto weights = random::normal(key, {Experts, Embed, Mlp});
+  // rows 0 and 1, none, rows 2 to 4, rows 5 and 6
+  auto counts = array(std::vector<std::int32_t>{2, 0, 3, 2}, Experts);
+  auto hidden = ragged_dot(tokens, weights, counts, Embed);  // (token, embed) -> (token, mlp)
+
+  CHECK(mixed.axes() == x.axes());
+  CHECK(hidden.axes() == Axes{Token, Mlp});
+}
+
+TEST_CASE("ragged_dot: rows of no group are 0, groups may be empty, and bad sizes raise") {
+  auto x = random::normal(random::key(0), {Token, Embed});
+  auto w = random::normal(random::key(1), {Experts, Embed, Mlp});
+  auto sizes = array(std::vector<std::int32_t>{2, 0, 3, 1}, Experts);
+  auto y = ragged_dot(x, w, sizes, Embed);
+  const int expert[] = {0, 0, 2, 2, 2, 3};
+  for (int row = 0; row < 6; ++row)
+    CHECK(largest(haliax::at(y, Token, row) -
+                  dot(haliax::at(x, Token, row), haliax::at(w, Experts, expert[row]), Embed)) <
+          1e-5);
+  CHECK(largest(haliax::at(y, Token, 6)) == 0);
+  CHECK(
+      has(message_of([&] {
+            ragged_dot(x, w, array(std::vector<std::int32_t>{2, -1, 3, 1}, Experts), Embed).eval();
+          }),
+          "group 1 has size -1"));
+  CHECK(has(message_of([&] {
+              ragged_dot(x, w, array(std::vector<std::int32_t>{2, 4, 3, 1}, Experts), Embed).eval();
+            }),
+            "group 2 has size 3, but only 1 of 7 rows are left"));
+  CHECK(has(message_of([&] { ragged_dot(x, w, sizes.astype(DType::f32), Embed); }),
+            "group_sizes: expected integers, got f32"));
+  CHECK(has(message_of([&] { ragged_dot(x, w, sizes, "mlp"); }), "axis mlp"));
+  CHECK(has(message_of([&] {
+              nn::MoE::init(Experts, Embed, Mlp, random::key(0), {.experts_per_token = 5});
+            }),
+            "experts_per_token is 5"));
+}
+
+TEST_CASE("MoELinear multiplies sorted rows by the weight of their expert, in both orders") {
+  auto x = random::normal(random::key(0), {Token, Embed});
+  auto sizes = array(std::vector<std::int32_t>{2, 0, 3, 2}, Experts);
+  auto plain = nn::MoELinear::init(Experts, Embed, Mlp, random::key(1));
+  CHECK(plain.weight.axes() == Axes{Experts, Embed, Mlp});
+  CHECK(plain.bias->axes() == Axes{Mlp});
+  auto turned = nn::MoELinear::init(Experts, Embed, Mlp, random::key(1),
+                                    {.use_bias = false, .out_first = true});
+  CHECK(turned.weight.axes() == Axes{Experts, Mlp, Embed});
+  turned.weight = rearrange(plain.weight, {Experts, Mlp, Embed});
+  CHECK(largest(plain(x, sizes) - turned(x, sizes)) < 1e-6);
+}
