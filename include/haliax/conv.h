@@ -42,15 +42,14 @@ class PerAxis {
   bool same_ = false;
 };
 
-/// Positions that are added before and after each spatial axis.
+/// Positions that are added before and after each spatial axis:
 ///
-/// | argument | positions |
-/// |---|---|
-/// | `"VALID"` | none |
-/// | `"SAME"` | the number for which the result has `ceil(size / stride)` positions; an odd one is
-/// last | | `1` | 1 before and 1 after each axis | | `PerAxis({1, 2})` | 1 before and after the
-/// first axis, 2 before and after the second | | `{{1, 0}, {2, 2}}` | 1 before the first axis, 2
-/// before and 2 after the second |
+/// - `"VALID"`: none
+/// - `"SAME"`: the number for which the result has `ceil(size / stride)` positions; if it is odd,
+///   one more after the axis
+/// - `1`: 1 before and 1 after each axis
+/// - `PerAxis({1, 2})`: 1 before and after the first axis, 2 before and after the second
+/// - `{{1, 0}, {2, 2}}`: 1 before the first axis, 2 before and 2 after the second
 class Padding {
  public:
   static constexpr bool is_static = true;  ///< a field of a module is static

@@ -153,7 +153,8 @@ void first_lower(const Node& n, Emit& e) {
   s.custom.dims = Emit::sizes(outer);
   s.custom.dims.insert(s.custom.dims.end(), {find(*n.in[0], axis)->size, find(n, axis)->size});
   s.custom.outer = int(outer.size());
-  s.custom.arrays = {view(e.operand(0), n.in[0]->axes, 0), view(e.result(), n.axes, 1)};
+  s.custom.arrays.push_back(view(e.operand(0), n.in[0]->axes, 0));
+  s.custom.arrays.push_back(view(e.result(), n.axes, 1));
   s.custom.run = run_of(n.in[0]->dtype);
   e.push(std::move(s));
 }
