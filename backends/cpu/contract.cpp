@@ -41,7 +41,9 @@ struct MatmulPlan {
   std::int64_t scratch() const { return packed() + slice * workers; }
 };
 
-constexpr std::int64_t tiny = 32 * 1024;   // multiplications
+constexpr std::int64_t tiny = 32 * 1024;  // multiplications
+constexpr std::int64_t shortest_row = 48,
+                       shortest_sum = 16;  // of matmuls that read windows in place
 constexpr std::int64_t most_summed = 528;  // columns of a block whose matmuls are summed
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -157,6 +159,9 @@ std::optional<program::MatrixProducts> window_products(const Contract& c, Matmul
   const auto* kernel = product_kernel(c.a.dtype);
   if (!kernel || kernel->only_small || !program::reads_windows(c)) return {};
   auto choice = program::strided_matrix_products(c, unsplit_k);
+  // Matmuls of short rows are slower than a copy of the windows and one large matmul.
+  if (!choice || choice->n.n < shortest_row || choice->k.n < shortest_sum)
+    choice = program::copied_matrix_products(c, unsplit_k);
   if (!choice) return {};
   p.choice = *choice;
   const auto shape = gemm_shape(p, c, 1, choice->m.n, choice->n.n, c.accumulate);

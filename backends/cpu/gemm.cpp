@@ -101,11 +101,11 @@ bool uses_own_kernel(const GemmShape& s) {
 
 class Gemm {
  public:
-  explicit Gemm(const GemmShape& s)
-      : shape(s), a(describe(s.a, s.g, s.m, s.k, s.a_stride)),
-        b(describe(s.b, s.g, s.k, s.n, s.b_stride)),
-        out(describe(s.out, s.g, s.m, s.n, s.out_stride)) {
-    if (s.own_kernel) return;
+  explicit Gemm(const GemmShape& s) : shape(s) {
+    if (s.own_kernel) return;  // accepts strides that oneDNN does not describe
+    a = describe(s.a, s.g, s.m, s.k, s.a_stride);
+    b = describe(s.b, s.g, s.k, s.n, s.b_stride);
+    out = describe(s.out, s.g, s.m, s.n, s.out_stride);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (s.accumulate) {

@@ -36,66 +36,10 @@ Name unused_name(Name like, const char* suffix, const Axes& taken) {
   return text;
 }
 
-// Returns true if the spatial axes are the last axes of x, in this order, so that one flat axis
-// over them has unit stride.
-bool are_innermost(const NodePtr& x, const Spatials& all) {
-  auto first = x->axes.size() - all.size();
-  for (std::size_t i = 0; i < all.size(); ++i)
-    if (x->axes[first + i].name != all[i].axis) return false;
-  return true;
-}
-
-// The channels of a convolution: `in` is contracted, and `out` takes its place.
-struct Channels {
-  Name in, out;
-};
-
-// Windows over the flattened spatial axes. Each kernel position is one offset along the flat axis,
-// so the contraction has one long axis of positions. The columns that wrap around are computed, and
-// sliced off.
-NodePtr flat_convolution(NodePtr x, const NodePtr& w, const Spatials& all, const Axes& out) {
-  WindowAttr attr;
-  Axes padded_axes, result;
-  std::int64_t inner = 1, positions = all[0].out;
-  for (auto& s : all) padded_axes.push_back(*find(*x, s.axis));
-  // One more row keeps the windows of the last columns inside.
-  x = padded(x, all[0].axis, 0, 1);
-  auto flat = unused_name(all[0].axis, " positions", x->axes);
-  for (std::size_t i = all.size(); i-- > 0;) {
-    attr.kernels.push_back({Axis(all[i].kernel, all[i].kernel_size), 0, all[i].dilation * inner});
-    inner *= padded_axes[i].size;
-    if (i > 0) positions *= padded_axes[i].size;
-  }
-  attr.sides = {{flat, positions, 1}};
-  Names names;
-  for (auto& s : all) names.push_back(s.axis);
-  auto size = axis_size(padded_axes) / padded_axes[0].size * (padded_axes[0].size + 1);
-  auto windows = prim::window(prim::flatten(x, names, Axis(flat, size)), attr);
-  // `out` with the flat axis in the place of the first spatial axis
-  Axes axes;
-  for (auto& a : out) {
-    if (a.name == all[0].axis)
-      axes.push_back(Axis(flat, positions));
-    else if (!has(names, a.name))
-      axes.push_back(a);
-  }
-  padded_axes[0].size = all[0].out;
-  auto y = prim::unflatten(prim::contract(windows, w, axes), flat, padded_axes);
-  for (std::size_t i = 1; i < all.size(); ++i) y = prim::slice(y, all[i].axis, 0, all[i].out);
-  return prim::fit(y, out);
-}
 // Windows that do not overlap are a reshape, and a kernel of size 1 is a slice.
 NodePtr convolution(NodePtr x, NodePtr w, const Spatials& all, const Axes& out) {
-  bool adjacent = all.size() > 1 && are_innermost(x, all);
   WindowAttr attr;
-  for (auto& s : all) {
-    x = padded(x, s.axis, s.before, s.after);
-    adjacent = adjacent && s.stride == 1;
-  }
-  for (auto& s : all) adjacent = adjacent && (s.kernel_size > 1 || s.stride == 1);
-  const bool pointwise =
-      std::all_of(all.begin(), all.end(), [](auto& s) { return s.kernel_size == 1; });
-  if (adjacent && !pointwise) return flat_convolution(x, w, all, out);
+  for (auto& s : all) x = padded(x, s.axis, s.before, s.after);
   for (auto& s : all) {
     if (s.kernel_size == 1) {
       x = prim::slice(x, s.axis, 0, s.out, s.stride);
@@ -108,7 +52,7 @@ NodePtr convolution(NodePtr x, NodePtr w, const Spatials& all, const Axes& out) 
       attr.sides.push_back({s.axis, s.out, s.stride});
     }
   }
-  return prim::contract(prim::window(x, attr), w, out);
+  return prim::contract_windows(x, w, attr, out, x->dtype);
 }
 // One channel per group: the sum over kernel positions of an elementwise product, which is one
 // kernel without a contraction.

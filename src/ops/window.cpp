@@ -78,6 +78,12 @@ NodePtr window_blockwise(const NodePtr& n, Name, int) {
   return from(from, 0, std::vector<std::int64_t>(w.sides.size(), 0));
 }
 
+// Returns a name for an axis that is none of `taken`.
+Name unused(Name like, const char* suffix, const Axes& taken) {
+  auto text = std::string(like.text()) + suffix;
+  while (has(taken, text)) text += "'";
+  return text;
+}
 NodePtr reversed(G x, const Axis& axis) {
   return axis.size < 2 ? x : slice(x, axis.name, axis.size - 1, axis.size, -1);
 }
@@ -118,7 +124,7 @@ class Adjoint {
         k.axis.size = find(*weight, k.axis.name)->size;
         if (w_.sides[k.side].stride > 1) k.dilation /= common_step(k);
       }
-      return contract(window(y, now), weight, axes, dtype_);
+      return contract_windows(y, weight, now, axes, dtype_);
     }
     auto& side = w_.sides[s];
     return side.stride == 1 ? adjacent(y, weight, s) : phases(y, weight, s);
@@ -148,7 +154,8 @@ class Adjoint {
     auto kernel =
         std::find_if(w_.kernels.begin(), w_.kernels.end(), [&](auto& k) { return k.side == s; });
     Nodes parts;
-    auto phase = Axis(Name(std::string(side.axis.text()) + " phase"), side.stride);
+    const Axis phase(unused(side.axis, " phase", joined(y->axes, joined(weight->axes, full_))),
+                     side.stride);
     for (std::int64_t p = 0; p < side.stride; ++p) {
       auto part = one_phase(y, weight, s, *kernel, p);
       auto axes = full_;
@@ -197,6 +204,54 @@ bool has_all_sides(const Node& n, const WindowAttr& w) {
   return std::all_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return find(n, s.axis); }) &&
          std::none_of(w.kernels.begin(), w.kernels.end(),
                       [&](auto& k) { return find(n, k.axis.name); });
+}
+
+// Returns true if the windowed axes are next to each other in x, in this order, and each has one
+// kernel axis and a stride of 1.
+bool can_flatten(const Node& x, const WindowAttr& w) {
+  if (w.sides.size() < 2 || w.kernels.size() != w.sides.size()) return false;
+  const auto first = dim_of(x.axes, w.sides[0].axis);
+  for (std::size_t s = 0; s < w.sides.size(); ++s) {
+    const auto dim = dim_of(x.axes, w.sides[s].axis);
+    if (w.sides[s].stride != 1 || dim != first + s) return false;
+    if (std::none_of(w.kernels.begin(), w.kernels.end(), [&](auto& k) { return k.side == s; }))
+      return false;
+  }
+  return true;
+}
+// Each kernel position is one offset along the flat axis.
+NodePtr contract_flat_windows(G x, G weight, const WindowAttr& w, const Axes& remaining,
+                              DType dtype) {
+  // One more position of the first axis keeps the windows of the last row inside.
+  const Name rows = w.sides[0].axis;
+  auto longer = padded(x, rows, 0, 1);
+  WindowAttr flat;
+  Names names;
+  Axes parts;  // of the result, before the positions that wrap around are sliced off
+  std::vector<std::int64_t> distance(w.sides.size(), 1);  // of neighbors along each axis
+  std::int64_t size = 1;
+  for (std::size_t s = w.sides.size(); s-- > 0;) {
+    distance[s] = size;
+    size *= find(*longer, w.sides[s].axis)->size;
+  }
+  for (auto& side : w.sides) {
+    names.push_back(side.axis);
+    parts.push_back(side.axis == rows ? Axis(rows, side.size) : *find(*x, side.axis));
+  }
+  for (auto& k : w.kernels) flat.kernels.push_back({k.axis, 0, k.dilation * distance[k.side]});
+  const auto taken = joined(joined(x->axes, weight->axes), remaining);
+  const Axis positions(unused(rows, " positions", taken), axis_size(parts));
+  flat.sides = {{positions.name, positions.size, 1}};
+  Axes axes;
+  for (auto& a : remaining)
+    if (a.name == rows)
+      axes.push_back(positions);
+    else if (!has(names, a.name))
+      axes.push_back(a);
+  auto windows = window(flatten(longer, names, {positions.name, size}), flat);
+  auto y = unflatten(contract(windows, weight, axes, dtype), positions.name, parts);
+  for (auto& side : w.sides) y = slice(y, side.axis, 0, side.size);
+  return fit(y, remaining);
 }
 
 }  // namespace
@@ -257,6 +312,12 @@ NodePtr window(G x, const WindowAttr& w) {
   for (auto& s : w.sides) axes[dim_of(axes, s.axis)].size = s.size;
   for (auto& k : w.kernels) axes.push_back(k.axis);
   return build(kWindow, {x}, axes, x->dtype, w.attr());
+}
+NodePtr contract_windows(G x, G weight, const WindowAttr& w, const Axes& remaining, DType dtype) {
+  const bool all_sides =
+      std::all_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return has(remaining, s.axis); });
+  return all_sides && can_flatten(*x, w) ? contract_flat_windows(x, weight, w, remaining, dtype)
+                                         : contract(window(x, w), weight, remaining, dtype);
 }
 NodePtr unwindow_contraction(G y, G weight, const WindowAttr& w, const Axes& full, DType dtype) {
   return Adjoint(w, full, dtype).of(y, weight);

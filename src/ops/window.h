@@ -31,6 +31,12 @@ struct WindowAttr {
 // Returns the windows of x, with the axes of x in their new sizes, then the kernel axes. Costs
 // nothing: the result reads the memory of x.
 NodePtr window(const NodePtr& x, const WindowAttr&);
+// Returns contract(window(x, ...), weight, remaining, dtype). If the windows of several axes that
+// are adjacent in x have a stride of 1, the axes are flattened, so that the matmuls have one long
+// axis of positions. The positions at the end of each row, whose windows wrap around, are computed
+// and sliced off.
+NodePtr contract_windows(const NodePtr& x, const NodePtr& weight, const WindowAttr&,
+                         const Axes& remaining, DType);
 // The adjoint of `window`: adds the windows g at their places in an array with the axes `full`. If
 // g is a contraction of an array that has the windows and a weight that has the kernel axes, the
 // result is a contraction as well, and no window is materialized.

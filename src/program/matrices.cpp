@@ -87,12 +87,14 @@ bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k, bool any_s
   return best_size > 0;
 }
 
-// Packs an operand, and replaces its strides in `s` by those of the packed copy.
-Packing pack(ContractDims& s, MatrixStride stride, MatrixDims ContractDims::*own) {
+// Packs an operand, and replaces its strides in `s` by those of the packed copy. rows_last: in the
+// order batch, k, m (or n).
+Packing pack(ContractDims& s, MatrixStride stride, MatrixDims ContractDims::*own,
+             bool rows_last = false) {
   Packing p;
   p.used = true;
   std::vector<MatrixDim*> packed;
-  for (auto* list : {&s.batch, &(s.*own), &s.k})
+  for (auto* list : {&s.batch, rows_last ? &s.k : &(s.*own), rows_last ? &(s.*own) : &s.k})
     for (auto& d : *list)
       if (d.*stride != 0 && d.n > 1) packed.push_back(&d);
   std::int64_t dense = 1;
@@ -137,42 +139,69 @@ Packing pack_out(ContractDims& s) {
   return p;
 }
 
+bool reads_windows(const Contract& c, const View& v) {
+  const auto dims = dims_of(Step{.kind = Kind::contract, .contract = c});
+  std::vector<std::pair<std::int64_t, std::int64_t>> all;  // strides and sizes
+  for (std::size_t d = 0; d < dims.size(); ++d)
+    if (dims[d] > 1 && v.strides[d] != 0) all.push_back({std::abs(v.strides[d]), dims[d]});
+  std::sort(all.begin(), all.end());
+  std::int64_t span = 1;  // elements from the first to the last one of the inner dims
+  for (auto [stride, size] : all) {
+    if (stride < span) return true;
+    span += stride * (size - 1);
+  }
+  return false;
+}
+
 }  // namespace
 
-bool reads_windows(const Contract& c) {
-  const auto dims = dims_of(Step{.kind = Kind::contract, .contract = c});
-  auto overlaps = [&](const View& v) {
-    std::vector<std::pair<std::int64_t, std::int64_t>> all;  // strides and sizes
-    for (std::size_t d = 0; d < dims.size(); ++d)
-      if (dims[d] > 1 && v.strides[d] != 0) all.push_back({std::abs(v.strides[d]), dims[d]});
-    std::sort(all.begin(), all.end());
-    std::int64_t span = 1;  // elements from the first to the last one of the inner dims
-    for (auto [stride, size] : all) {
-      if (stride < span) return true;
-      span += stride * (size - 1);
-    }
-    return false;
-  };
-  return overlaps(c.a) || overlaps(c.b);
+bool reads_windows(const Contract& c) { return reads_windows(c, c.a) || reads_windows(c, c.b); }
+std::optional<MatrixProducts> copied_matrix_products(const Contract& c, bool unsplit_k) {
+  for (const bool swapped : {false, true}) {
+    auto s = dims_of(c);
+    if (swapped) swap_operands(s);
+    s.normalize();
+    MatrixProducts p;
+    p.swapped = swapped;
+    if (reads_windows(c, swapped ? c.b : c.a))
+      p.pack_a = pack(s, &MatrixDim::a, &ContractDims::m, true);
+    else
+      p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n, true);
+    s.normalize();
+    if (choose(p, s, unsplit_k, true) && p.k_outer.empty()) return p;
+  }
+  return {};
 }
 std::optional<MatrixProducts> strided_matrix_products(const Contract& c, bool unsplit_k) {
-  // A copy of the result pays only for matrices that are larger by this factor.
-  constexpr std::int64_t kWorthCopy = 4;
+  // A copy of the result, or of the weights, pays only for matrices that are larger by this factor.
+  constexpr std::int64_t kWorthResult = 4, kWorthWeights = 2;
   std::optional<MatrixProducts> best;
-  for (const bool copies : {false, true})
-    for (const bool swapped : {false, true}) {
-      auto s = dims_of(c);
-      if (swapped) swap_operands(s);
-      MatrixProducts p;
-      p.swapped = swapped;
-      if (copies) {
-        if (c.accumulate || s.n.empty()) continue;
-        p.pack_out = pack_out(s);
-      }
+  auto consider = [&](bool swapped, bool result, bool weights) {
+    auto s = dims_of(c);
+    if (swapped) swap_operands(s);
+    MatrixProducts p;
+    p.swapped = swapped;
+    if (result) p.pack_out = pack_out(s);
+    s.normalize();
+    if (weights) {
+      const bool first = !reads_windows(c, swapped ? c.b : c.a);
+      if (!first && reads_windows(c, swapped ? c.a : c.b)) return;
+      if (first)
+        p.pack_a = pack(s, &MatrixDim::a, &ContractDims::m);
+      else
+        p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n);
       s.normalize();
-      if (!choose(p, s, unsplit_k, true)) continue;
-      if (!best || matrix_size(p) > matrix_size(*best) * (copies ? kWorthCopy : 1)) best = p;
     }
+    if (!choose(p, s, unsplit_k, true)) return;
+    const auto factor = result ? kWorthResult : weights ? kWorthWeights : 1;
+    if (!best || matrix_size(p) >= matrix_size(*best) * factor) best = p;
+  };
+  for (const bool swapped : {false, true}) consider(swapped, false, false);
+  if (!c.accumulate && !c.n.empty() && !c.m.empty())
+    for (const bool swapped : {false, true}) consider(swapped, true, false);
+  // only one of the operands is a few weights
+  const bool few = points(c.m) * 16 <= points(c.n) || points(c.n) * 16 <= points(c.m);
+  if (best && !best->pack_out.used && few) consider(best->swapped, false, true);
   return best;
 }
 
@@ -218,8 +247,9 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k,
     if (b) p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n);
     s.normalize();
     if (!choose(p, s, unsplit_k)) continue;
-    // matrices so small that a copy is faster
-    if (packs < 3 && p.m.n * p.n.n * p.k.n <= 4096 && !p.k_outer.empty()) continue;
+    // matrices so small, or sums so short, that a copy is faster
+    const bool short_sums = p.k.n < 32 && points(p.k_outer) >= 8;
+    if (packs < 3 && !p.k_outer.empty() && (matrix_size(p) <= 4096 || short_sums)) continue;
     return p;
   }
   return {};

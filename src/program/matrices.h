@@ -32,9 +32,9 @@ struct Packing {  // the copy is contiguous, in the order batch, m (or n), k
   std::int64_t elements = 0;
 };
 struct MatrixProducts {
-  bool swapped = false;  // computes out^T = b^T a^T; below, a is the b of the contraction
-  Packing pack_a, pack_b;
-  Packing pack_out;  // `out` is computed in contiguous memory and copied to its place
+  bool swapped = false;    // computes out^T = b^T a^T; below, a is the b of the contraction
+  Packing pack_a, pack_b;  // an operand with windows may have another order
+  Packing pack_out;        // `out` is computed in contiguous memory and copied to its place
   // The matrices. Operands have unit stride along one of their dims, `out` along n.
   MatrixDim m, n, k;
   MatrixDims outer, k_outer;  // one matmul per position; those of k_outer are summed
@@ -49,6 +49,8 @@ bool reads_windows(const Contract&);
 // Returns the matrices for a kernel that accepts operands with any strides, or nothing if no choice
 // fits. No operand is packed.
 std::optional<MatrixProducts> strided_matrix_products(const Contract&, bool unsplit_k);
+// The same with a copy of the windows, in which the positions of a row are neighbors.
+std::optional<MatrixProducts> copied_matrix_products(const Contract&, bool unsplit_k);
 
 // Returns the fraction of multiplications in blocks whose flag (Contract::BlockMask) is true.
 double computed_fraction(const Contract&, const unsigned char* flags);
