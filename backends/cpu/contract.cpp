@@ -43,7 +43,7 @@ struct MatmulPlan {
 
 constexpr std::int64_t tiny = 32 * 1024;  // multiplications
 constexpr std::int64_t shortest_row = 48,
-                       shortest_sum = 16;  // of matmuls that read windows in place
+                       shortest_sum = 16;  // limits for matmuls that read windows in place
 constexpr std::int64_t most_summed = 528;  // columns of a block whose matmuls are summed
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 

@@ -78,7 +78,7 @@ NodePtr window_blockwise(const NodePtr& n, Name, int) {
   return from(from, 0, std::vector<std::int64_t>(w.sides.size(), 0));
 }
 
-// Returns a name for an axis that is none of `taken`.
+// Returns a name for an axis that differs from all names in `taken`.
 Name unused(Name like, const char* suffix, const Axes& taken) {
   auto text = std::string(like.text()) + suffix;
   while (has(taken, text)) text += "'";
@@ -227,8 +227,8 @@ NodePtr contract_flat_windows(G x, G weight, const WindowAttr& w, const Axes& re
   auto longer = padded(x, rows, 0, 1);
   WindowAttr flat;
   Names names;
-  Axes parts;  // of the result, before the positions that wrap around are sliced off
-  std::vector<std::int64_t> distance(w.sides.size(), 1);  // of neighbors along each axis
+  Axes parts;  // the result, before the positions that wrap around are sliced off
+  std::vector<std::int64_t> distance(w.sides.size(), 1);  // distance of neighbors along each axis
   std::int64_t size = 1;
   for (std::size_t s = w.sides.size(); s-- > 0;) {
     distance[s] = size;
