@@ -29,8 +29,6 @@ Nodes lazy_selects(const Nodes& roots);
 Nodes softmax_matmuls(const Nodes& roots);
 // Rewrites contractions of row with row as elementwise products that are summed.
 Nodes row_dots(const Nodes& roots);
-// Computes the first positions of an argsort without a sort.
-Nodes first_positions(const Nodes& roots);
 struct BatchLimits {
   double max_parallel_slot_bytes =
       0;  // bytes; one iteration's matmul result has about half of it, and at most twice
@@ -43,6 +41,8 @@ struct BatchLimits {
 // Rewrites batched matmuls whose results other matmuls read matrix by matrix as loops over the
 // batch. The values are equal up to rounding.
 Nodes batch_loops(const Nodes& roots, const BatchLimits&);
+// Computes the first positions of an argsort without a sort.
+Nodes first_positions(const Nodes& roots);
 
 struct LowerOptions {
   bool fuse = true;  // false: each node is a step of its own, in creation order
