@@ -49,10 +49,17 @@ struct Resharding {
                                [&](int x) { return !next.uses(x) && !next.is_partial(x); }));
     return !(next == now) && add({ReshardStep::Kind::slice, next, {}, {}, 0});
   }
+  // A partial value of another monoid is reduced first: the identity of one monoid is not the
+  // identity of the other.
   bool make_partial() {
     auto next = now;
+    auto reduced_before = [&](Monoid m) {
+      return std::any_of(now.partial.begin(), now.partial.end(), [&](auto& p) {
+        return p.second != m && !stays_partial(p.first, p.second);
+      });
+    };
     for (auto& [x, m] : to.partial)
-      if (!now.is_partial(x) && !now.uses(x)) next.add_partial(x, m);
+      if (!now.is_partial(x) && !now.uses(x) && !reduced_before(m)) next.add_partial(x, m);
     return !(next == now) && add({ReshardStep::Kind::make_partial, next, {}, {}, 0});
   }
   bool reduce_scatter() {
