@@ -376,31 +376,43 @@ auto jvp(F f, const T& primal, const T& tangent, SourceLocation at = SourceLocat
 ///
 /// `f` receives arrays without the axis. Arguments that lack the axis are shared by all positions.
 /// Results have the axis first. An `Axis` with a size may be absent from all arguments. Random
-/// draws inside differ by position only if their keys do: map over an array of keys.
+/// draws inside differ by position only if their keys do: map over an array of keys. An argument
+/// that `f` captures is not mapped, even if it has the axis.
 ///
 /// @param f     function of trees
-/// @param axis  axis to map over
+/// @param axes  axis to map over, or several axes; the first one is the outermost
 /// @param at    the line that error messages name
 /// @return a function with the parameters of `f`
-/// @throws haliax::Error (when called) if no argument has `axis` and it has no size, or a result
+/// @throws haliax::Error (when called) if no argument has an axis and it has no size, or a result
 /// already has it
 ///
 ///     auto per_example = vmap(grad(loss_fn), "batch")(model, inputs);   // a gradient for each
+///     vmap(f, {"batch", "position"})(x);   // two axes: results are (batch, position, ...)
 template <class F>
-auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
-  return detail::transform_of<F>([f, axis, at](const auto&... args) {
+auto vmap(F f, std::vector<AxisSelector> axes, SourceLocation at = SourceLocation::current()) {
+  return detail::transform_of<F>([f, axes = std::move(axes), at](const auto&... args) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
       detail::Tracing tracing;
-      detail::Vmap v(axis, at);
+      std::vector<detail::Vmap> levels;  // outermost first
       std::tuple<std::decay_t<decltype(args)>...> in(args...);
       Walk w = walk_of(in);
-      w.assign(v.hide(w.leaves()));
+      for (auto& axis : axes) w.assign(levels.emplace_back(axis, at).hide(w.leaves()));
       auto out = detail::spread(f, in);
       Walk r = walk_of(out);
-      r.assign(v.show(r.leaves()));
+      for (auto level = levels.rbegin(); level != levels.rend(); ++level)
+        r.assign(level->show(r.leaves()));
       return out;
     }
   });
+}
+template <class F>
+auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
+  return vmap(std::move(f), std::vector<AxisSelector>{axis}, at);
+}
+template <class F>
+auto vmap(F f, std::initializer_list<AxisSelector> axes,
+          SourceLocation at = SourceLocation::current()) {
+  return vmap(std::move(f), std::vector<AxisSelector>(axes), at);
 }
 
 /// @}
@@ -541,7 +553,8 @@ template <class F> NamedArray reduce(F f, AxisHere axis, const NamedArray& xs) {
 /// @param xs       array, or tree of arrays that all have the axis
 /// @param reverse  starts at the last position
 /// @param at       the line that error messages name
-/// @return tree like `xs`: at each position, the combination of all positions up to it
+/// @return tree like `xs`: at each position, the combination of all positions up to it. Each array
+/// has the axis order that `f` returns.
 template <class F, class T>
 T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = false,
                    SourceLocation at = SourceLocation::current()) {

@@ -366,6 +366,12 @@ std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const Axis
           NamedArray(prim::slice(a.node(), x.name, 1, x.size - 1))};
 }
 
+// Returns the array with the order of other axes, which have the same names.
+static NamedArray in_order(const NamedArray& a, Axes order) {
+  auto& n = a.node();
+  for (auto& o : order) o = *find(*n, o.name);
+  return NamedArray(prim::fit(n, ops::with_hidden({n}, order)));
+}
 Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, BodyFunction f,
                                bool reverse, SourceLocation at) {
   CallSite here(at);
@@ -384,6 +390,11 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
     called(f, before, part(y, d, axis.size - d), combined, none);
     if (combined.size() != y.size())
       fail("associative_scan", "the function returned {} arrays for {}", combined.size(), y.size());
+    // The results have the axis order that the function returns in its first call.
+    if (d == 1)
+      for (std::size_t k = 0; k < y.size(); ++k)
+        if (!combined[k].empty() && same_axes(combined[k], before[k]))
+          y[k] = in_order(y[k], combined[k].axes());
     auto head = part(y, 0, d);
     for (std::size_t k = 0; k < y.size(); ++k) {
       auto &c = combined[k], &b = before[k];
