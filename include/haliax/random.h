@@ -69,6 +69,29 @@ std::array<Key, N> split(const Key& key, SourceLocation at = SourceLocation::cur
   return out;
 }
 
+/// Returns `n` keys, as `split`, except that one key is the key itself. An empty key yields empty
+/// keys.
+///
+/// It corresponds to `maybe_rng_split` of Haliax. `split(key, 1)` returns a key that differs from
+/// `key`, as in JAX.
+///
+///     auto [k1, k2] = random::maybe_rng_split<2>(key);
+std::vector<Key> maybe_rng_split(const Key& key, int n = 2,
+                                 SourceLocation at = SourceLocation::current());
+/// Returns `N` keys as a `std::array`, for structured bindings.
+template <std::size_t N>
+std::array<Key, N> maybe_rng_split(const Key& key, SourceLocation at = SourceLocation::current()) {
+  auto keys = maybe_rng_split(key, int(N), at);
+  std::array<Key, N> out;
+  for (std::size_t i = 0; i < N; ++i) out[i] = keys[i];
+  return out;
+}
+/// Returns an array of keys with these axes. If they have one position, it is the key itself.
+///
+///     random::shaped_rng_split(key, {Layers, Heads});   // words (layers, heads, key_word=2)
+Key shaped_rng_split(const Key& key, const AxisSpec& axes,
+                     SourceLocation at = SourceLocation::current());
+
 /// Returns a key that depends on `key` and on `data`, for example a step count.
 ///
 /// @param key   the key
@@ -81,8 +104,8 @@ Key fold_in(const Key& key, Arr data);
 /// Each draw has the requested axes, in order. A key must be one key: map over an array of keys
 /// with `vmap` or `scan`. Float draws are `f32`, `f64`, `bf16` or `f16`. Bounds are C++ scalars, or
 /// arrays whose axes are a subset of the requested axes. All draws raise for an empty key and for
-/// another dtype. `bits`, `uniform`, `randint`, `bernoulli`, `permutation` and `categorical` return
-/// the values of JAX exactly.
+/// another dtype. `bits`, `uniform`, `randint`, `bernoulli`, `permutation`, `choice`, `rademacher`
+/// and `categorical` return the values of JAX exactly.
 /// @{
 
 /// Draws random bits, as `u8`, `u16`, `u32` or `u64`.
@@ -124,6 +147,43 @@ NamedArray gumbel(const Key& key, const AxisSpec& axes, DType dtype = DType::f32
 NamedArray exponential(const Key& key, const AxisSpec& axes, DType dtype = DType::f32,
                        SourceLocation at = SourceLocation::current());
 
+/// Draws from the Laplace distribution with location 0 and scale 1.
+NamedArray laplace(const Key& key, const AxisSpec& axes, DType dtype = DType::f32,
+                   SourceLocation at = SourceLocation::current());
+
+/// Draws from the logistic distribution with location 0 and scale 1.
+NamedArray logistic(const Key& key, const AxisSpec& axes, DType dtype = DType::f32,
+                    SourceLocation at = SourceLocation::current());
+
+/// Draws from the Cauchy distribution with location 0 and scale 1.
+NamedArray cauchy(const Key& key, const AxisSpec& axes, DType dtype = DType::f32,
+                  SourceLocation at = SourceLocation::current());
+
+/// Draws -1 or 1 with equal probability. Any dtype but `bool` is valid.
+NamedArray rademacher(const Key& key, const AxisSpec& axes, DType dtype = DType::f32,
+                      SourceLocation at = SourceLocation::current());
+
+/// Draws from the Pareto distribution with scale 1.
+///
+/// @param key    the key
+/// @param axes   axes of the result
+/// @param b      shape of the distribution, positive
+/// @param dtype  dtype of the result
+/// @param at     the line that error messages name
+NamedArray pareto(const Key& key, const AxisSpec& axes, Arr b, DType dtype = DType::f32,
+                  SourceLocation at = SourceLocation::current());
+
+/// Draws from the Weibull distribution.
+///
+/// @param key            the key
+/// @param axes           axes of the result
+/// @param scale          scale of the distribution, positive
+/// @param concentration  shape of the distribution, positive
+/// @param dtype          dtype of the result
+/// @param at             the line that error messages name
+NamedArray weibull_min(const Key& key, const AxisSpec& axes, Arr scale, Arr concentration,
+                       DType dtype = DType::f32, SourceLocation at = SourceLocation::current());
+
 /// Draws positions along `axis` with probabilities `softmax(logits, axis)`.
 ///
 /// @param key     the key
@@ -136,6 +196,22 @@ NamedArray exponential(const Key& key, const AxisSpec& axes, DType dtype = DType
 ///     auto ids = random::categorical(key, logits, "vocab");   // (batch, vocab) -> (batch)
 NamedArray categorical(const Key& key, Arr logits, const AxisSelector& axis,
                        std::optional<AxisSpec> shape = {});
+
+/// Draws elements of `a` along `axis`.
+///
+/// @param key      the key
+/// @param axes     axes of the draw. They may contain `axis`, and no other axis of `a`.
+/// @param a        array that has `axis`
+/// @param axis     axis to choose from
+/// @param replace  true: an element may be drawn several times
+/// @param p        probabilities, a float array with the only axis `axis`; default: all equal
+/// @return array with the axes `axes`, then the other axes of `a`
+/// @throws haliax::Error if `axis` has size 0, `p` has other axes, or `replace` is false and there
+/// are more draws than positions
+///
+///     auto rows = random::choice(key, Sample, table, "row");   // (row, embed) -> (sample, embed)
+NamedArray choice(const Key& key, const AxisSpec& axes, Arr a, const AxisSelector& axis,
+                  bool replace = true, std::optional<Arr> p = {});
 
 /// Shuffles `x` along `axis`.
 ///

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "base/scalar.h"
 #include "haliax/fmt.h"
@@ -211,6 +212,24 @@ Key split(const Key& k, const Axis& axis, SourceLocation at) {
     fail("random.split", "the axis name key_word is reserved; use another name");
   return hashed(k, position({axis}));
 }
+std::vector<Key> maybe_rng_split(const Key& k, int n, SourceLocation at) {
+  if (n == 1) return {k};
+  return split(k, n, at);
+}
+Key shaped_rng_split(const Key& k, const AxisSpec& spec, SourceLocation at) {
+  CallSite here(at);
+  if (!k) return {};
+  constexpr auto op = "random.shaped_rng_split";
+  check_key(op, k);
+  auto& axes = spec.axes();
+  check_unique(op, axes);
+  if (has(axes, key_word)) fail(op, "the axis name key_word is reserved; use another name");
+  if (axis_size(axes) != 1) return hashed(k, position(axes));
+  auto all = axes;
+  all.push_back(word_axis());
+  auto& words = k.words.node();
+  return {NamedArray(prim::fit(words, with_hidden({words}, all)))};
+}
 Key fold_in(const Key& k, Arr data) {
   if (!k) return {};
   CallSite here(data.at(), true);
@@ -320,6 +339,59 @@ NamedArray exponential(const Key& k, const AxisSpec& spec, DType d, SourceLocati
   return drawn(prim::neg(prim::map(prim::kLog1p, {prim::neg(unit(k, spec, d))}, d)), spec);
 }
 
+// ---- samplers that transform uniform draws, with the formulas of JAX ----
+namespace {
+NodePtr drawn_between(const Key& k, const Axes& axes, DType d, double low) {
+  return between(unit(k, axes, d), prim::number(low, d), prim::number(1, d));
+}
+NodePtr log1p(G x) { return prim::map(prim::kLog1p, {x}, x->dtype); }
+NodePtr standard_exponential(const Key& k, const Axes& axes, DType d) {
+  return prim::neg(log1p(prim::neg(unit(k, axes, d))));
+}
+// Returns the difference of 1 and the next larger number.
+double epsilon_of(DType d) { return 2 * (1 - below_one(d)); }
+}  // namespace
+
+NamedArray laplace(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
+  Draw here("random.laplace", k, spec, at, d);
+  auto u = drawn_between(k, spec, d, -below_one(d));
+  return drawn(prim::mul(prim::sign(u), log1p(prim::neg(prim::abs(u)))), spec);
+}
+NamedArray logistic(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
+  Draw here("random.logistic", k, spec, at, d);
+  auto u = drawn_between(k, spec, d, smallest_normal(d));
+  return drawn(prim::sub(prim::log(u), log1p(prim::neg(u))), spec);
+}
+NamedArray cauchy(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
+  Draw here("random.cauchy", k, spec, at, d);
+  auto u = drawn_between(k, spec, d, epsilon_of(d));
+  auto angle = prim::scale(prim::sub(u, prim::number(0.5, d)), std::numbers::pi);
+  return drawn(tan(NamedArray(angle)).node(), spec);
+}
+NamedArray rademacher(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
+  constexpr auto op = "random.rademacher";
+  Draw here(op, k, spec, at);
+  if (d == DType::boolean) fail(op, "dtype: expected floats or integers, got bool");
+  auto heads = prim::less(unit(k, spec, DType::f32), prim::number(0.5, DType::f32));
+  auto minus = is_float(d) ? prim::number(-1, d) : prim::integer(-1, d);
+  return drawn(prim::select(heads, is_float(d) ? prim::number(1, d) : prim::integer(1, d), minus),
+               spec);
+}
+NamedArray pareto(const Key& k, const AxisSpec& spec, Arr b, DType d, SourceLocation at) {
+  constexpr auto op = "random.pareto";
+  Draw here(op, k, spec, at, d);
+  auto e = standard_exponential(k, spec, d);
+  return drawn(prim::exp(prim::div(e, bound(op, b, d, spec))), spec);
+}
+NamedArray weibull_min(const Key& k, const AxisSpec& spec, Arr scale, Arr concentration, DType d,
+                       SourceLocation at) {
+  constexpr auto op = "random.weibull_min";
+  Draw here(op, k, spec, at, d);
+  auto e = standard_exponential(k, spec, d);
+  auto exponent = prim::reciprocal(bound(op, concentration, d, spec));
+  return drawn(prim::mul(prim::pow(e, exponent), bound(op, scale, d, spec)), spec);
+}
+
 // The maximum of logits plus Gumbel noise is at position i with probability softmax(logits)[i].
 NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
                        std::optional<AxisSpec> shape) {
@@ -344,6 +416,82 @@ NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
   auto noise = gumbel_of(k, joined(without(requested, given), given), x->dtype);
   auto score = prim::add(x, noise);
   return drawn(prim::argreduce(true, score, without(score->axes, {along}), {along}), requested);
+}
+
+namespace {
+// Returns the positions that `choice` selects along an axis, with the axes `requested`. `p`: the
+// probabilities along the axis, or null.
+NodePtr chosen_positions(const Key& k, const Axes& requested, const Axis& along, bool replace,
+                         G p) {
+  const auto draws = axis_size(requested);
+  const Axis slots(Name("(draws)"), draws);
+  const auto at = context().origin.at;
+  if (!p && replace)
+    return randint(k, requested, 0, Arr(along.size, at), prim::position_dtype(along.size), at)
+        .node();
+  if (!p || !replace) {
+    // Without replacement: the first positions of a random order. With probabilities, the order of
+    // Gumbel noise plus log(p).
+    NodePtr order;
+    if (p) {
+      auto score = prim::add(gumbel_of(k, {along}, p->dtype), prim::log(p));
+      order = top_k(NamedArray(score), along, draws, slots.name).second.node();
+    } else {
+      order = prim::rename(prim::slice(shuffled(k, {along}, along), along.name, 0, draws),
+                           {along.name}, {slots.name});
+    }
+    if (requested.empty()) return prim::slice(order, slots.name, 0, 1, 1, true);
+    return prim::unflatten(order, slots.name, requested);
+  }
+  // With replacement: the inverse of the cumulative distribution.
+  auto sums = prim::cumulative(Monoid::sum, p, along.name, false);
+  auto total = prim::slice(sums, along.name, along.size - 1, 1, 1, true);
+  auto one = prim::number(1, p->dtype);
+  auto r = prim::mul(total, prim::sub(one, unit(k, requested, p->dtype)));
+  // An axis of the draw may have the name of the axis.
+  const Axis stored_axis(Name("(choices)"), along.size);
+  auto stored = prim::rename(sums, {along.name}, {stored_axis.name});
+  const auto d = prim::position_dtype(along.size);
+  auto before = prim::cast(prim::less(stored, r), d);
+  return prim::reduce(Monoid::sum, before, without(before->axes, {stored_axis}));
+}
+}  // namespace
+
+NamedArray choice(const Key& k, const AxisSpec& spec, Arr a, const AxisSelector& axis, bool replace,
+                  std::optional<Arr> p) {
+  CallSite here(a.at(), true);
+  constexpr auto op = "random.choice";
+  check_key(op, k);
+  auto n = node_of(op, a);
+  auto along = axis_of(op, n, axis);
+  auto& requested = spec.axes();
+  check_unique(op, requested);
+  auto rest = without(visible(*n), {along});
+  for (auto& r : requested)
+    if (has(rest, r.name))
+      fail(op, fmt::format("axis {} of the draw is also an axis of the array: {}; rename one of "
+                           "them",
+                           r.name, to_string(visible(*n))));
+  const auto draws = axis_size(requested);
+  if (along.size == 0 && draws > 0)
+    fail(op, fmt::format("axis {} has no positions to choose from", along));
+  if (!replace && draws > along.size)
+    fail(op, fmt::format("{} draws {} without replacement exceed the positions of axis {}", draws,
+                         to_string(requested), along));
+  NodePtr weights;
+  if (p) {
+    weights = node_of(op, *p);
+    if (visible(*weights) != Axes{along})
+      fail(op, fmt::format("p: expected the axes {}, got {}", to_string(Axes{along}),
+                           to_string(visible(*weights))));
+    weights = prim::cast(weights, float_of(weights->dtype));
+  }
+  auto shown = joined(requested, rest);
+  if (draws == 0) return drawn(prim::filled(0, n->dtype, shown), shown);
+  auto ids = chosen_positions(k, requested, along, replace, weights);
+  return drawn(
+      prim::gather(n, {{along.name, ids}}, with_hidden({ids, n}, shown), program::Outside::clamp),
+      shown);
 }
 
 NamedArray permutation(const Key& k, Arr x, const AxisSelector& axis, bool independent) {

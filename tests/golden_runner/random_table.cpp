@@ -51,6 +51,25 @@ void add_random_ops(Table& t) {
   sampler(t, "random.normal", random::normal);
   sampler(t, "random.gumbel", random::gumbel);
   sampler(t, "random.exponential", random::exponential);
+  sampler(t, "random.laplace", random::laplace);
+  sampler(t, "random.logistic", random::logistic);
+  sampler(t, "random.cauchy", random::cauchy);
+  sampler(t, "random.rademacher", random::rademacher);
+  t["random.pareto"] = [](const Arrays& in, const Value& args) {
+    return Arrays{random::pareto(key_of(args), spec_of(args["shape"]), operand(args["b"], in),
+                                 dtype_or(args["dtype"], DType::f32))};
+  };
+  t["random.weibull_min"] = [](const Arrays& in, const Value& args) {
+    return Arrays{random::weibull_min(
+        key_of(args), spec_of(args["shape"]), operand(args["scale"], in),
+        operand(args["concentration"], in), dtype_or(args["dtype"], DType::f32))};
+  };
+  t["random.choice"] = [](const Arrays& in, const Value& args) {
+    std::optional<Arr> p;
+    if (args["p"].as_flag(false)) p = input(in, 1);
+    return Arrays{random::choice(key_of(args), spec_of(args["shape"]), input(in, 0),
+                                 selector_of(args["axis"]), args["replace"].as_flag(true), p)};
+  };
   t["random.truncated_normal"] = [](const Arrays& in, const Value& args) {
     return Arrays{random::truncated_normal(key_of(args), spec_of(args["shape"]),
                                            operand(args["lower"], in), operand(args["upper"], in),
