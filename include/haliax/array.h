@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,10 +20,11 @@ class Node;
 /// A shared handle to an immutable node of the graph. The type is opaque to users.
 using NodePtr = std::shared_ptr<const Node>;
 class Arr;
-class Picks;  // defined in haliax/ops.h, like the next three
+class Picks;  // defined in haliax/ops.h, like the next four
 class PickedPart;
 struct ReduceOptions;
 struct VarOptions;
+struct DotOptions;
 
 /// An array whose dimensions are axes with names.
 ///
@@ -79,6 +81,8 @@ class NamedArray {
   Axes axes(SourceLocation at = SourceLocation::current()) const;
   /// Returns the dtype.
   DType dtype(SourceLocation at = SourceLocation::current()) const;
+  /// Returns the sizes by name: `x.shape()["batch"]`.
+  Shape shape(SourceLocation at = SourceLocation::current()) const { return Shape(axes(at)); }
   /// Returns the number of axes.
   std::int64_t ndim(SourceLocation at = SourceLocation::current()) const;
   /// Returns the number of elements.
@@ -96,6 +100,32 @@ class NamedArray {
   ///
   /// @throws haliax::Error if the array lacks the axis, or it has another size
   Axis resolve_axis(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Returns the sizes of several axes, in the order of the selectors.
+  std::vector<std::int64_t> axis_size(std::initializer_list<AxisSelector> axes,
+                                      SourceLocation at = SourceLocation::current()) const;
+  /// Returns several axes with their sizes, in the order of the selectors.
+  Axes resolve_axis(std::initializer_list<AxisSelector> axes,
+                    SourceLocation at = SourceLocation::current()) const;
+  /// Returns the place of an axis in `axes()`, or nothing if the array lacks it.
+  ///
+  /// @throws haliax::Error if the axis has another size
+  std::optional<std::size_t> axis_indices(const AxisSelector& axis,
+                                          SourceLocation at = SourceLocation::current()) const;
+  /// Returns the places of several axes.
+  std::vector<std::optional<std::size_t>> axis_indices(
+      std::initializer_list<AxisSelector> axes,
+      SourceLocation at = SourceLocation::current()) const;
+  /// Returns true if the names of the axes match a specification, and the dtype is `dtype` if set.
+  ///
+  /// The specification lists names in order. `...` stands for any axes. In braces, the order does
+  /// not matter.
+  ///
+  /// @throws haliax::Error if the specification has two `...`
+  ///
+  ///     x.matches_axes("batch ... embed");     // starts with batch and ends with embed
+  ///     x.matches_axes("{embed batch}");       // has these two axes, in any order
+  bool matches_axes(std::string_view spec, std::optional<DType> dtype = {},
+                    SourceLocation at = SourceLocation::current()) const;
 
   /// @}
 
@@ -217,10 +247,17 @@ class NamedArray {
   /// Computes `haliax::argmin`: the flat position without `axis`.
   NamedArray argmin(SourceLocation at = SourceLocation::current()) const;
   NamedArray argmin(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  /// Computes `haliax::ptp`.
+  NamedArray ptp(const AxisSelection& axis = {},
+                 SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::cumsum`.
   NamedArray cumsum(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  NamedArray cumsum(const AxisSelector& axis, DType dtype,
+                    SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::cumprod`.
   NamedArray cumprod(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
+  NamedArray cumprod(const AxisSelector& axis, DType dtype,
+                     SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::sort`.
   NamedArray sort(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::argsort`.
@@ -235,9 +272,15 @@ class NamedArray {
   /// Computes `haliax::trace`.
   NamedArray trace(const AxisSelector& row, const AxisSelector& column, int offset = 0,
                    SourceLocation at = SourceLocation::current()) const;
-  /// Computes `haliax::dot` with another array.
+  /// Computes `haliax::dot` with one or more other arrays: `a.dot(b, "n")`, `a.dot(b, c, "n")`.
   NamedArray dot(const NamedArray& other, const AxisSelection& axis,
                  SourceLocation at = SourceLocation::current()) const;
+  NamedArray dot(const NamedArray& other, const AxisSelection& axis, const DotOptions& options,
+                 SourceLocation at = SourceLocation::current()) const;
+  NamedArray dot(const NamedArray& b, const NamedArray& c, const AxisSelection& axis,
+                 SourceLocation at = SourceLocation::current()) const;
+  NamedArray dot(const std::vector<NamedArray>& others, const AxisSelection& axis,
+                 const DotOptions& options, SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::rename`.
   NamedArray rename(std::initializer_list<std::pair<Name, Name>> renames,
                     SourceLocation at = SourceLocation::current()) const;
@@ -271,8 +314,8 @@ class NamedArray {
   NamedArray slice(const AxisSelector& axis, const Arr& start, std::int64_t length,
                    SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::updated_slice`.
-  NamedArray updated_slice(const std::vector<std::pair<Name, NamedArray>>& start, const Arr& update,
-                           SourceLocation at = SourceLocation::current()) const;
+  NamedArray updated_slice(const std::vector<std::pair<AxisSelector, NamedArray>>& start,
+                           const Arr& update, SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::unbind`.
   std::vector<NamedArray> unbind(const AxisSelector& axis,
                                  SourceLocation at = SourceLocation::current()) const;
@@ -398,8 +441,16 @@ NamedArray from_bytes(std::span<const std::byte> values, DType dtype, const Axis
 
 /// Returns `a` with all axes renamed, in order. The sizes must match.
 ///
+/// A name without a size keeps the size of the array.
+///
 /// @throws haliax::Error if the number of axes or a size differs
+///
+///     named(x, {"batch", Embed});   // checks the size of the second axis
 NamedArray named(const NamedArray& a, const AxisSpec& axes,
+                 SourceLocation at = SourceLocation::current());
+NamedArray named(const NamedArray& a, std::initializer_list<AxisSelector> axes,
+                 SourceLocation at = SourceLocation::current());
+NamedArray named(const NamedArray& a, const Names& names,
                  SourceLocation at = SourceLocation::current());
 
 /// @}

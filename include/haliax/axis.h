@@ -1,10 +1,13 @@
 // Names, axes, and selections of axes: the types that arrays and ops use instead of positions.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "haliax/where.h"
@@ -126,8 +129,34 @@ class AxisSelection {
   const std::vector<AxisSelector>& items() const { return items_; }
 
  private:
+  friend AxisSelection unsize_axes(const Axes& axes, const AxisSelection& which, SourceLocation at);
   bool all_ = true;
   std::vector<AxisSelector> items_;
+};
+
+/// The sizes of an array by name: the result of `NamedArray::shape`.
+///
+///     x.shape()["batch"];                             // 8
+///     for (auto& [name, size] : x.shape()) { ... }    // in the order of the axes
+class Shape {
+ public:
+  /// Creates a shape from axes.
+  explicit Shape(Axes axes) : axes_(std::move(axes)) {}
+  /// Returns the size of an axis.
+  ///
+  /// @throws haliax::Error if there is no such axis
+  std::int64_t operator[](Name name) const;
+  std::int64_t operator[](const char* name) const { return (*this)[Name(name)]; }
+  /// Returns the number of axes.
+  std::size_t size() const { return axes_.size(); }
+  /// Returns an iterator to the first axis.
+  auto begin() const { return axes_.begin(); }
+  /// Returns an iterator past the last axis.
+  auto end() const { return axes_.end(); }
+  friend bool operator==(const Shape&, const Shape&) = default;
+
+ private:
+  Axes axes_;
 };
 
 /// The axes of a new array, in order. Converts from an `Axis`, `Axes` or a list in braces.
@@ -139,6 +168,8 @@ class AxisSpec {
   AxisSpec(const Axis& axis);
   AxisSpec(Axes axes);
   AxisSpec(std::initializer_list<Axis> axes);
+  template <std::size_t N>
+  AxisSpec(const std::array<Axis, N>& axes) : axes_(axes.begin(), axes.end()) {}
   /// Returns the axes.
   const Axes& axes() const { return axes_; }
   operator const Axes&() const { return axes_; }
@@ -176,15 +207,55 @@ std::ostream& operator<<(std::ostream& out, const AxisSelector& axis);
 std::ostream& operator<<(std::ostream& out, const AxisSelection& axes);
 /// Returns the product of the sizes, or the largest `std::int64_t` if it overflows.
 std::int64_t axis_size(const Axes& axes);
+/// Returns the size of one axis.
+inline std::int64_t axis_size(const Axis& axis) { return axis.size; }
+/// Returns the name of an axis or a selector.
+inline Name axis_name(const AxisSelector& axis) { return axis.name; }
+/// Returns the names of axes, in order.
+Names axis_name(const Axes& axes);
 /// Returns the axis with a name, or null.
 const Axis* find_axis(const Axes& axes, Name name);
 /// Returns true if the selection contains every axis of `axes`.
 bool selects_axis(const AxisSelection& selection, const Axes& axes);
+/// Returns the axis of a selector, with its size.
+///
+/// @throws haliax::Error if `axes` lacks it, or it has another size
+Axis resolve_axis(const Axes& axes, const AxisSelector& axis,
+                  SourceLocation at = SourceLocation::current());
+/// Returns the axes of several selectors, in the order of the selectors.
+Axes resolve_axis(const Axes& axes, std::initializer_list<AxisSelector> selection,
+                  SourceLocation at = SourceLocation::current());
+/// Returns the names, without sizes.
+inline Names unsize_axes(const Axes& axes) { return axis_name(axes); }
+/// Returns the axes as a selection in which the axes of `which` have no size.
+///
+/// @throws haliax::Error if an axis of `which` is missing
+AxisSelection unsize_axes(const Axes& axes, const AxisSelection& which,
+                          SourceLocation at = SourceLocation::current());
 /// Returns the arguments as `Axes`.
-template <class... A> Axes make_axes(A... axes) { return {axes...}; }
+template <class... A>
+requires(std::is_convertible_v<A, Axis>&&...) Axes make_axes(A... axes) { return {axes...}; }
+/// Creates axes from pairs of a name and a size.
+///
+///     auto [Batch, Embed] = make_axes("batch", 8, "embed", 64);
+template <class... More> auto make_axes(const char* name, std::int64_t size, More... more) {
+  if constexpr (sizeof...(More) == 0) {
+    return std::array<Axis, 1>{Axis(name, size)};
+  } else {
+    auto rest = make_axes(more...);
+    std::array<Axis, 1 + sizeof...(More) / 2> out{Axis(name, size)};
+    for (std::size_t i = 0; i < rest.size(); ++i) out[i + 1] = rest[i];
+    return out;
+  }
+}
 
 /// Returns the axes of `a`, then the axes of `b`. Raises if a name is in both.
 Axes concat_axes(const Axes& a, const Axes& b, SourceLocation at = SourceLocation::current());
+/// The same as `concat_axes`, which is another name of it in Haliax.
+inline Axes concat_axis_specs(const Axes& a, const Axes& b,
+                              SourceLocation at = SourceLocation::current()) {
+  return concat_axes(a, b, at);
+}
 /// Returns the axes of `a`, then the axes of `b` that `a` lacks.
 Axes union_axes(const Axes& a, const Axes& b, SourceLocation at = SourceLocation::current());
 /// Returns the axes of `a` that `b` also has, in the order of `a`.
@@ -195,6 +266,20 @@ Axes eliminate_axes(const Axes& axes, const AxisSelection& remove,
 /// Returns `axes` without the selected ones. Missing axes are ignored.
 Axes without_axes(const Axes& axes, const AxisSelection& remove,
                   SourceLocation at = SourceLocation::current());
+/// The same, with a choice for axes of another size: they raise, or are removed by name.
+Axes without_axes(const Axes& axes, const AxisSelection& remove, bool allow_mismatched_sizes,
+                  SourceLocation at = SourceLocation::current());
+/// Returns `axes` with the old axes merged into one, in the place of the first of them.
+///
+/// These are the axes of `flatten_axes` of an array. Without `old_axes`, the new axis is first and
+/// has size 1.
+///
+/// @throws haliax::Error if an old axis is missing, or a sized `new_axis` has another size
+Axes flatten_axes(const Axes& axes, const AxisSelection& old_axes, const AxisSelector& new_axis,
+                  SourceLocation at = SourceLocation::current());
+/// Returns one axis with the elements of all `axes`.
+Axis flatten_axes(const Axes& axes, const AxisSelector& new_axis,
+                  SourceLocation at = SourceLocation::current());
 /// Returns `axes` with other axes in the place of one.
 ///
 /// @throws haliax::Error if `old` is missing, or a name would occur twice
@@ -204,8 +289,11 @@ Axes replace_axis(const Axes& axes, const AxisSelector& old, const Axes& replace
 ///
 /// Several `"..."` are allowed: an axis that is not named fills the next one after its neighbors.
 ///
-/// @throws haliax::Error if a name is missing or occurs twice, or an axis has no place
+/// @throws haliax::Error if a name is missing or occurs twice, an axis has no place, or an `Axis`
+/// has another size
 Axes rearrange_for_partial_order(const Names& partial, const Axes& axes,
+                                 SourceLocation at = SourceLocation::current());
+Axes rearrange_for_partial_order(std::initializer_list<AxisSelector> partial, const Axes& axes,
                                  SourceLocation at = SourceLocation::current());
 
 /// @}

@@ -4,6 +4,7 @@
 // First: most compile errors are about tree.h, and compilers list each header that leads to it.
 #include "haliax/tree.h"
 
+#include "haliax/aliases.h"
 #include "haliax/array.h"
 #include "haliax/axis.h"
 #include "haliax/chunked.h"

@@ -16,6 +16,7 @@
 
 #include "haliax/array.h"
 #include "haliax/indexing.h"
+#include "haliax/shape.h"
 
 namespace [[gnu::visibility("default")]] haliax {
 
@@ -65,25 +66,54 @@ struct ArangeOptions {
 ///     arange({Batch, Embed});   // batch=2, embed=3: [[0, 1, 2], [3, 4, 5]]
 NamedArray arange(const AxisSpec& axes, ArangeOptions options = {},
                   SourceLocation at = SourceLocation::current());
+/// The same, with a `start` and a `step` that may be scalar arrays, for example a traced position.
+///
+/// The dtype is the promoted dtype of `start` and `step`.
+NamedArray arange(const AxisSpec& axes, Arr start, Arr step = 1);
 
-/// Options of `linspace`.
+/// Options of `linspace` and `geomspace`.
 struct LinspaceOptions {
-  double start = 0;      ///< first value
-  double stop = 1;       ///< last value, or the end that `endpoint` excludes
-  bool endpoint = true;  ///< true: the last value is `stop`
+  double start = 0;                 ///< first value
+  double stop = 1;                  ///< last value, or the end that `endpoint` excludes
+  bool endpoint = true;             ///< true: the last value is `stop`
+  std::optional<DType> dtype = {};  ///< dtype of the result; default: `f32`
 };
 
-/// Returns evenly spaced values from `start` to `stop` along `axis`, in `f32`.
-NamedArray linspace(const Axis& axis, LinspaceOptions options = {},
+/// Returns evenly spaced values from `start` to `stop` along `axis`. A name without a size has 50
+/// positions. Integer dtypes round down.
+NamedArray linspace(const AxisSelector& axis, LinspaceOptions options = {},
                     SourceLocation at = SourceLocation::current());
+
+/// Options of `logspace`.
+struct LogspaceOptions {
+  double start = 0;                 ///< exponent of the first value
+  double stop = 1;                  ///< exponent of the last value
+  bool endpoint = true;             ///< true: the last exponent is `stop`
+  double base = 10;                 ///< base of the powers
+  std::optional<DType> dtype = {};  ///< dtype of the result; default: `f32`
+};
+
+/// Returns the powers of `base` with the evenly spaced exponents of `linspace`.
+NamedArray logspace(const AxisSelector& axis, LogspaceOptions options = {},
+                    SourceLocation at = SourceLocation::current());
+
+/// Returns values from `start` to `stop` along `axis` whose neighbors have a constant quotient.
+///
+/// @throws haliax::Error if `start` or `stop` is 0, or their signs differ
+NamedArray geomspace(const AxisSelector& axis, LinspaceOptions options = {},
+                     SourceLocation at = SourceLocation::current());
 
 /// Returns the one-hot encoding of `ids`: 1 at the position of the id along `Class`, 0 elsewhere.
 ///
-/// @param ids    integer array with any axes; an id outside of `Class` yields zeros
+/// @param ids    integer array with any axes, or a C++ integer. An id of an array that is outside
+///               of `Class`, or negative, yields zeros. A negative C++ integer counts from the end.
 /// @param Class  the axis to add, with its size
 /// @param dtype  dtype of the result
 /// @return array with the axes of `ids`, then `Class`
-/// @throws haliax::Error if `ids` is not an integer array, or already has `Class`
+/// @throws haliax::Error if `ids` is not an integer array, already has `Class`, or is a C++ integer
+/// out of range
+///
+///     one_hot(-1, Pos);   // 1 at the last position
 NamedArray one_hot(Arr ids, const Axis& Class, DType dtype = DType::f32);
 
 /// @}
@@ -167,6 +197,11 @@ NamedArray trunc(Arr x);
 ///
 /// @throws haliax::Error if `decimals` is negative and `x` is not a float array
 NamedArray round(Arr x, int decimals = 0);
+/// Computes sin(pi x) / (pi x), which is 1 at 0.
+NamedArray sinc(Arr x);
+/// Computes the modified Bessel function of the first kind of order 0: the mean of `exp(x cos(t))`
+/// over `t` from 0 to pi.
+NamedArray i0(Arr x);
 /// Returns true for each element that is neither an infinity nor NaN. Integers are finite.
 NamedArray isfinite(Arr x);
 /// Returns true for each element that is NaN.
@@ -235,6 +270,12 @@ NamedArray arctan2(Arr a, Arr b);
 NamedArray hypot(Arr a, Arr b);
 /// Computes `log(exp(a) + exp(b))` without overflow.
 NamedArray logaddexp(Arr a, Arr b);
+/// Computes `log2(exp2(a) + exp2(b))` without overflow.
+NamedArray logaddexp2(Arr a, Arr b);
+/// Computes `a` to the power `b` as floats. Integers yield `f32`.
+NamedArray float_power(Arr a, Arr b);
+/// Computes `floor_divide(a, b)` and `mod(a, b)`.
+std::pair<NamedArray, NamedArray> divmod(Arr a, Arr b);
 /// Returns the next number of the dtype after `a` in the direction of `b`, also in `bf16` and
 /// `f16`.
 NamedArray nextafter(Arr a, Arr b);
@@ -285,10 +326,45 @@ NamedArray fmin(Arr a, Arr b);
 /// @see cond
 NamedArray where(Arr condition, Arr x, Arr y);
 
+/// Returns the positions of the nonzero elements of `condition`, in row-major order.
+///
+/// @param condition   array of any dtype
+/// @param fill_value  value of the positions after the last nonzero element
+/// @param new_axis    axis of the results; further nonzero elements are dropped
+/// @return one `i32` array with the axis `new_axis` for each axis of `condition`
+///
+///     where(mask, -1, Axis("hit", 4));   // mask (n=3): [1, 0, 1] -> {[0, 2, -1, -1]}
+std::vector<NamedArray> where(const NamedArray& condition, std::int64_t fill_value,
+                              const Axis& new_axis, SourceLocation at = SourceLocation::current());
+/// Returns the positions of the nonzero elements of `x`: `where(x, fill_value, size)`.
+std::vector<NamedArray> nonzero(Arr x, const Axis& size, std::int64_t fill_value = 0);
+
 /// Limits the elements of `x` to the range from `min` to `max`. Either bound may be absent.
 ///
 /// NaN propagates. If `min` exceeds `max`, the result is `max`. The dtype is promoted.
 NamedArray clip(Arr x, std::optional<Arr> min, std::optional<Arr> max);
+
+/// Options of `isclose` and `allclose`.
+struct CloseOptions {
+  double rtol = 1e-5;      ///< tolerance relative to `abs(b)`
+  double atol = 1e-8;      ///< absolute tolerance
+  bool equal_nan = false;  ///< true: NaN is close to NaN
+};
+
+/// Returns true for each element with `abs(a - b) <= atol + rtol * abs(b)`. Equal infinities are
+/// close.
+NamedArray isclose(Arr a, Arr b, CloseOptions options = {});
+/// Returns true if all elements are close, as in `isclose`. Computes the arrays.
+bool allclose(const NamedArray& a, const NamedArray& b, CloseOptions options = {},
+              SourceLocation at = SourceLocation::current());
+/// Returns true if both arrays have the same axes, in any order, and equal elements. Computes the
+/// arrays.
+bool array_equal(const NamedArray& a, const NamedArray& b,
+                 SourceLocation at = SourceLocation::current());
+/// Returns true if both arrays broadcast to the same axes and have equal elements there. Computes
+/// the arrays.
+bool array_equiv(const NamedArray& a, const NamedArray& b,
+                 SourceLocation at = SourceLocation::current());
 
 /// Elementwise operators: each calls the op of its name (`add`, `equal`, `bitwise_and`, ...).
 inline NamedArray operator+(Arr a, Arr b) { return add(a, b); }
@@ -385,6 +461,7 @@ NamedArray min(Arr x, const AxisSelection& axis = {}, ReduceOptions options = {}
 struct VarOptions {
   std::optional<NamedArray> where = {};  ///< bool mask of the elements that count
   int ddof = 0;                          ///< subtracted from the number of elements in the divisor
+  std::optional<DType> dtype = {};       ///< dtype of the computation and the result
 };
 
 /// Computes the variance over the selected axes: the mean of squared deviations from the mean.
@@ -395,6 +472,21 @@ NamedArray var(Arr x, const AxisSelection& axis = {}, VarOptions options = {});
 
 /// Computes the standard deviation over the selected axes: the square root of `var`.
 NamedArray std_dev(Arr x, const AxisSelection& axis = {}, VarOptions options = {});
+
+/// Computes the maximum minus the minimum over the selected axes.
+///
+/// @throws haliax::Error if a selected axis has size 0
+NamedArray ptp(Arr x, const AxisSelection& axis = {});
+
+/// Counts how often each position of `Counts` occurs in `x`.
+///
+/// @param x        integer array with one axis. Negative values count as 0, and values outside of
+///                 `Counts` are dropped, as in JAX.
+/// @param Counts   axis of the result
+/// @param weights  value that each element adds, with the axis of `x`; default: 1
+/// @return array with the axis `Counts`: `i32`, or the dtype of `weights`
+/// @throws haliax::Error if `x` is not an integer array with one axis
+NamedArray bincount(Arr x, const Axis& Counts, std::optional<Arr> weights = {});
 
 /// Returns true if any element along the selected axes is nonzero. NaN is true.
 NamedArray any(Arr x, const AxisSelection& axis = {}, ReduceOptions options = {});
@@ -439,11 +531,11 @@ NamedArray log_softmax(Arr x, const AxisSelection& axis);
 /// Computes `(x - mean) / sqrt(var + epsilon)` over the selected axes. Integers yield `f32`.
 NamedArray standardize(Arr x, const AxisSelection& axis, double epsilon = 1e-5);
 
-/// Computes the running sums along `axis`. The dtype is the dtype of `sum`.
-NamedArray cumsum(Arr x, const AxisSelector& axis);
+/// Computes the running sums along `axis`, in `dtype`; default: the dtype of `sum`.
+NamedArray cumsum(Arr x, const AxisSelector& axis, std::optional<DType> dtype = {});
 
-/// Computes the running products along `axis`. The dtype is the dtype of `prod`.
-NamedArray cumprod(Arr x, const AxisSelector& axis);
+/// Computes the running products along `axis`, in `dtype`; default: the dtype of `prod`.
+NamedArray cumprod(Arr x, const AxisSelector& axis, std::optional<DType> dtype = {});
 
 /// Sorts along `axis`: ascending and stable, with NaN last.
 NamedArray sort(Arr x, const AxisSelector& axis);
@@ -473,14 +565,23 @@ std::pair<NamedArray, NamedArray> top_k(Arr x, const AxisSelector& axis, std::in
 /// @name Contractions
 /// @{
 
-/// Options of `dot`.
+/// The precision of the multiplications of a contraction. The names are those of JAX.
+///
+/// `f32` and `f64` contractions use the full precision of the dtype, and 16-bit floats accumulate
+/// in `f32`, so that each value yields the same result. The CUDA option `tf32` reduces the
+/// precision of a whole program.
+enum class Precision : std::uint8_t { standard, high, highest };
+
+/// Options of `dot` and `einsum`.
 struct DotOptions {
-  /// Order of the axes of the result; `"..."` stands for the axes that are not named. Default: by
-  /// first appearance over the operands.
-  std::optional<Names> out_axes = {};
+  /// Order of the axes of the result: names, or axes whose sizes are checked. `"..."` stands for
+  /// the axes that are not listed. Default: by first appearance over the operands. `einsum` states
+  /// the order in its expression.
+  AxisSelection out_axes = {};
   /// Dtype of the result. A wider float keeps the operands as they are and rounds the sums once.
   /// Default: the promoted dtype.
   std::optional<DType> preferred_element_type = {};
+  Precision precision = Precision::standard;  ///< accepted for code from Haliax
 };
 
 /// Contracts arrays over `axis`: sums the elementwise product of all operands over these axes.
@@ -502,6 +603,8 @@ struct DotOptions {
 NamedArray dot(Arr a, Arr b, const AxisSelection& axis, DotOptions options = {});
 NamedArray dot(std::initializer_list<Arr> arrays, const AxisSelection& axis,
                DotOptions options = {});
+NamedArray dot(const std::vector<NamedArray>& arrays, const AxisSelection& axis,
+               DotOptions options = {}, SourceLocation at = SourceLocation::current());
 
 /// Contracts arrays as an expression specifies.
 ///
@@ -518,164 +621,19 @@ NamedArray dot(std::initializer_list<Arr> arrays, const AxisSelection& axis,
 /// @param spec     the expression
 /// @param arrays   the operands
 /// @param aliases  meaning of labels: a name in place of the label, or an `Axis` to check the size
-/// @return array with the promoted dtype
+/// @param options  dtype of the result
+/// @return array with the promoted dtype, or with `options.preferred_element_type`
 /// @throws haliax::Error if the expression is malformed, or labels do not match the axes
 ///
 ///     einsum("b d, d m -> b m", {x, w});   // (batch, embed), (embed, mlp) -> (batch, mlp)
 ///     einsum("{embed} ->", {x, w});        // the same, as dot(x, w, "embed")
 /// @see dot
 NamedArray einsum(std::string_view spec, std::initializer_list<Arr> arrays,
-                  const std::vector<std::pair<std::string, AxisSelector>>& aliases = {});
-
-/// @}
-
-/// @name Shape
-/// Shape ops change the axes of an array or move its elements. They keep the dtype.
-/// @{
-
-/// Renames axes, all of them at once, so that two names can be swapped.
-///
-/// @throws haliax::Error if an old name is missing, or a name would occur twice
-///
-///     rename(x, {{"position", "key_position"}});
-NamedArray rename(Arr x, std::initializer_list<std::pair<Name, Name>> renames);
-NamedArray rename(Arr x, const AxisSelector& from, const AxisSelector& to);
-NamedArray rename(Arr x, const std::vector<std::pair<Name, Name>>& renames);
-
-/// Reorders axes. `"..."` stands for the axes that are not listed.
-///
-/// @throws haliax::Error if the order is incomplete and has no `"..."`, or an `Axis` has another
-/// size
-///
-///     rearrange(x, {"embed", "..."});   // (batch, position, embed) -> (embed, batch, position)
-NamedArray rearrange(Arr x, std::initializer_list<AxisSelector> order);
-NamedArray rearrange(Arr x, const Names& order);
-NamedArray rearrange(Arr x, const Axes& order);
-
-/// Reorders, splits and merges axes as an expression specifies, as `rearrange` of einops does.
-///
-/// The left side labels the axes by position, or by name in braces. `(h p)` on the left splits an
-/// axis, row-major. `(M: h p)` on the right merges axes into one with the name `M`. In braces, a
-/// split needs the name of the axis: `{(height: h p) ...}`. `...` stands for the other axes.
-///
-/// @param x         array
-/// @param spec      the expression, `"left -> right"`
-/// @param bindings  sizes and names of labels; all but one part of a split need a size
-/// @throws haliax::Error if the expression is malformed, a size does not divide, or a binding is
-/// unused
-///
-///     rearrange(x, "N C (h p) (w q) -> N (P: h w) (C: C p q)",
-///               {{"p", Axis("p", 4)}, {"q", Axis("q", 4)}});
-NamedArray rearrange(Arr x, std::string_view spec,
-                     const std::vector<std::pair<std::string, AxisSelector>>& bindings = {});
-
-/// Adds the axes that `x` lacks, in front. Elements are repeated along new axes without a copy.
-///
-///     broadcast_axis(bias, Batch);   // (embed) -> (batch, embed)
-NamedArray broadcast_axis(Arr x, const AxisSpec& axes);
-
-/// Broadcasts to a full shape.
-///
-/// @param x                      array
-/// @param axes                   axes of the result
-/// @param ensure_order           true: the result has the order of `axes`
-/// @param enforce_no_extra_axes  true: an axis of `x` that is not in `axes` raises
-/// @throws haliax::Error if an axis has two sizes, or `x` has another axis
-NamedArray broadcast_to(Arr x, const AxisSpec& axes, bool ensure_order = true,
-                        bool enforce_no_extra_axes = true);
-
-/// Merges axes into one, row-major in the order of `old_axes`, in the place of the first of them.
-///
-///     flatten_axes(x, {"batch", "pos"}, "token");   // (batch, pos, embed) -> (token, embed)
-NamedArray flatten_axes(Arr x, const AxisSelection& old_axes, const AxisSelector& new_axis);
-
-/// Splits an axis into several axes, row-major, in its place.
-///
-/// @throws haliax::Error if the sizes of `new_axes` do not multiply to the size of `axis`
-///
-///     unflatten_axis(x, "embed", {Heads, Size});   // (batch, embed) -> (batch, heads, size)
-NamedArray unflatten_axis(Arr x, const AxisSelector& axis, const AxisSpec& new_axes);
-
-/// Merges all axes into one, row-major.
-NamedArray ravel(Arr x, const AxisSelector& new_axis);
-
-/// Returns one array without the axis for each position along `axis`.
-std::vector<NamedArray> unbind(Arr x, const AxisSelector& axis);
-
-/// Splits an axis into consecutive pieces. Piece `i` has the axis `pieces[i]` in place of `axis`.
-///
-/// @throws haliax::Error if the sizes of the pieces do not add up to the size of `axis`
-///
-///     auto qkv = split(x, "qkv", {Q, K, V});   // three arrays
-std::vector<NamedArray> split(Arr x, const AxisSelector& axis, const AxisSpec& pieces);
-
-/// Stacks arrays with the same axes along a new axis, which is first in the result.
-///
-/// The result has the axis order of the first array, and the promoted dtype.
-///
-/// @throws haliax::Error if there is no array, or the axes differ
-NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
-                 SourceLocation at = SourceLocation::current());
-
-/// Concatenates arrays along an axis that all of them have.
-///
-/// The other axes must be the same. The result has the axis order of the first array, and the
-/// promoted dtype.
-///
-/// @param axis    the axis to concatenate along; an `Axis` checks the size of the result
-/// @param arrays  one array or more
-/// @param at      the line that error messages name
-NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
-                       SourceLocation at = SourceLocation::current());
-
-/// Repeats each element `n` times along `axis`: [1, 2] becomes [1, 1, 2, 2] for `n` = 2.
-NamedArray repeat(Arr x, const AxisSelector& axis, std::int64_t n);
-
-/// Repeats the array along each listed axis: [1, 2] becomes [1, 2, 1, 2] for 2 repetitions.
-///
-/// A name that `x` lacks becomes a new axis in front, with the number of repetitions as its size.
-NamedArray tile(Arr x, const std::vector<std::pair<Name, std::int64_t>>& reps);
-
-/// Shifts elements along `axis` by `shift` positions, cyclically: element `i` moves to `i + shift`.
-///
-/// @param x      array
-/// @param shift  C++ integer or scalar integer array; may be negative
-/// @param axis   axis to shift along
-NamedArray roll(Arr x, Arr shift, const AxisSelector& axis);
-
-/// Pads axes with a constant.
-///
-/// @param x       array
-/// @param widths  for each axis, the number of positions to add before and after
-/// @param value   the constant, a C++ scalar or a scalar array
-/// @throws haliax::Error if an axis is missing, or a width is negative
-///
-///     pad(x, {{"position", {1, 0}}});   // one zero in front
-NamedArray pad(Arr x,
-               const std::vector<std::pair<Name, std::pair<std::int64_t, std::int64_t>>>& widths,
-               Arr value = 0);
-
-/// Reverses the order of the positions along `axis`.
-NamedArray flip(Arr x, const AxisSelector& axis);
-
-/// Returns the lower triangle over axes `row` and `column`; other elements are 0.
-///
-/// @param x       array that has both axes
-/// @param row     the axis of rows
-/// @param column  the axis of columns
-/// @param k       the highest diagonal that is retained: 0 is the main diagonal
-/// @return array with `row` and `column` as its last axes
-NamedArray tril(Arr x, const AxisSelector& row, const AxisSelector& column, int k = 0);
-
-/// Returns the upper triangle over axes `row` and `column`; other elements are 0.
-///
-/// `k` is the lowest diagonal that is retained. The result has `row` and `column` as its last axes.
-NamedArray triu(Arr x, const AxisSelector& row, const AxisSelector& column, int k = 0);
-
-/// Computes the sum along a diagonal over axes `row` and `column`, and removes both axes.
-///
-/// `offset` selects the diagonal: element (i, i + offset). The dtype is the dtype of `sum`.
-NamedArray trace(Arr x, const AxisSelector& row, const AxisSelector& column, int offset = 0);
+                  const std::vector<std::pair<std::string, AxisSelector>>& aliases = {},
+                  DotOptions options = {});
+NamedArray einsum(std::string_view spec, const std::vector<NamedArray>& arrays,
+                  const std::vector<std::pair<std::string, AxisSelector>>& aliases = {},
+                  DotOptions options = {}, SourceLocation at = SourceLocation::current());
 
 /// @}
 

@@ -52,6 +52,11 @@ std::int64_t axis_size(const Axes& axes) {
     if (__builtin_mul_overflow(n, a.size, &n)) n = std::numeric_limits<std::int64_t>::max();
   return n;
 }
+Names axis_name(const Axes& axes) {
+  Names out;
+  for (auto& a : axes) out.push_back(a.name);
+  return out;
+}
 const Axis* find_axis(const Axes& axes, Name n) {
   for (auto& a : axes)
     if (a.name == n) return &a;

@@ -1,7 +1,10 @@
 // The constructor of Axis, and the algebra of shapes with its error checks.
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "base/name.h"
+#include "graph/axes.h"
 #include "graph/fail.h"
 
 namespace haliax {
@@ -55,11 +58,15 @@ Axes intersect_axes(const Axes& a, const Axes& b, SourceLocation at) {
   return out;
 }
 Axes without_axes(const Axes& axes, const AxisSelection& remove, SourceLocation at) {
+  return without_axes(axes, remove, false, at);
+}
+Axes without_axes(const Axes& axes, const AxisSelection& remove, bool allow_mismatched_sizes,
+                  SourceLocation at) {
   CallSite here(at);
   if (remove.all()) return {};
   Axes out = axes;
   for (auto& s : remove.items()) {
-    if (has(axes, s.name)) check_size("without_axes", s, axes);
+    if (has(axes, s.name) && !allow_mismatched_sizes) check_size("without_axes", s, axes);
     std::erase_if(out, [&](auto& a) { return a.name == s.name; });
   }
   return out;
@@ -80,6 +87,74 @@ Axes replace_axis(const Axes& axes, const AxisSelector& old, const Axes& with, S
     if (find_axis(out, a.name) != &a)
       fail("replace_axis", "axis {} would occur twice in {}", a.name, out);
   return out;
+}
+Axes rearrange_for_partial_order(std::initializer_list<AxisSelector> partial, const Axes& axes,
+                                 SourceLocation at) {
+  CallSite here(at);
+  Names order;
+  for (auto& s : partial) {
+    order.push_back(s.name);
+    if (s.size < 0) continue;  // "..." has no size
+    check_there("rearrange", s.name, axes);
+    check_size("rearrange", s, axes);
+  }
+  return rearrange_for_partial_order(order, axes, at);
+}
+std::int64_t Shape::operator[](Name name) const {
+  check_there("shape", name, axes_);
+  return find_axis(axes_, name)->size;
+}
+Axis resolve_axis(const Axes& axes, const AxisSelector& s, SourceLocation at) {
+  CallSite here(at);
+  check_there("resolve_axis", s.name, axes);
+  check_size("resolve_axis", s, axes);
+  return *find_axis(axes, s.name);
+}
+Axes resolve_axis(const Axes& axes, std::initializer_list<AxisSelector> selection,
+                  SourceLocation at) {
+  Axes out;
+  for (auto& s : selection) out.push_back(resolve_axis(axes, s, at));
+  return out;
+}
+AxisSelection unsize_axes(const Axes& axes, const AxisSelection& which, SourceLocation at) {
+  CallSite here(at);
+  AxisSelection out(axes);
+  for (auto& s : which.items()) check_there("unsize_axes", s.name, axes);
+  for (auto& a : out.items_)
+    if (which.all() || std::any_of(which.items().begin(), which.items().end(),
+                                   [&](auto& s) { return s.name == a.name; }))
+      a.size = -1;
+  return out;
+}
+Axes flatten_axes(const Axes& axes, const AxisSelection& old_axes, const AxisSelector& new_axis,
+                  SourceLocation at) {
+  CallSite here(at);
+  Axes old;
+  if (old_axes.all()) old = axes;
+  for (auto& s : old_axes.items()) {
+    check_there("flatten_axes", s.name, axes);
+    check_size("flatten_axes", s, axes);
+    old.push_back(*find_axis(axes, s.name));
+  }
+  auto flat = flatten_axes(old, new_axis, at);
+  if (old.empty()) return concat_axes({flat}, axes, at);
+  Axes out;
+  for (auto& a : axes)
+    if (!has(old, a.name))
+      out.push_back(a);
+    else if (!has(out, flat.name))
+      out.push_back(flat);
+  for (auto& a : without(axes, old))
+    if (a.name == flat.name) fail("flatten_axes", "axis {} would occur twice in {}", a.name, out);
+  return out;
+}
+Axis flatten_axes(const Axes& axes, const AxisSelector& new_axis, SourceLocation at) {
+  CallSite here(at);
+  auto size = axis_size(axes);
+  if (new_axis.size >= 0 && new_axis.size != size)
+    fail("flatten_axes", "{} has {} elements and does not flatten to {}", axes, size,
+         Axis(new_axis.name, new_axis.size));
+  return {new_axis.name, size};
 }
 Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceLocation at) {
   CallSite here(at);

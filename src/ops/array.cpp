@@ -67,6 +67,60 @@ Axis NamedArray::resolve_axis(const AxisSelector& s, SourceLocation at) const {
   return axis_of("resolve_axis", held("resolve_axis", node_), s);
 }
 
+std::vector<std::int64_t> NamedArray::axis_size(std::initializer_list<AxisSelector> axes,
+                                                SourceLocation at) const {
+  std::vector<std::int64_t> out;
+  for (auto& s : axes) out.push_back(axis_size(s, at));
+  return out;
+}
+Axes NamedArray::resolve_axis(std::initializer_list<AxisSelector> axes, SourceLocation at) const {
+  Axes out;
+  for (auto& s : axes) out.push_back(resolve_axis(s, at));
+  return out;
+}
+std::optional<std::size_t> NamedArray::axis_indices(const AxisSelector& s,
+                                                    SourceLocation at) const {
+  CallSite here(at);
+  auto mine = visible(*held("axis_indices", node_));
+  auto* a = find_axis(mine, s.name);
+  if (!a) return {};
+  axis_of("axis_indices", mine, s);
+  return std::size_t(a - mine.data());
+}
+std::vector<std::optional<std::size_t>> NamedArray::axis_indices(
+    std::initializer_list<AxisSelector> axes, SourceLocation at) const {
+  std::vector<std::optional<std::size_t>> out;
+  for (auto& s : axes) out.push_back(axis_indices(s, at));
+  return out;
+}
+bool NamedArray::matches_axes(std::string_view spec, std::optional<DType> dtype,
+                              SourceLocation at) const {
+  CallSite here(at);
+  auto& x = held("matches_axes", node_);
+  auto mine = names_of(visible(*x));
+  const bool unordered = spec.find('{') != spec.npos;
+  Names listed;  // "..." included
+  for (std::size_t i = 0; i < spec.size();) {
+    auto end = std::min(spec.find_first_of(" {},", i), spec.size());
+    if (end > i) listed.push_back(spec.substr(i, end - i));
+    i = end + 1;
+  }
+  auto dots = std::find(listed.begin(), listed.end(), Name(ellipsis));
+  if (std::count(dots, listed.end(), Name(ellipsis)) > 1)
+    fail("matches_axes", fmt::format("the specification \"{}\" has two ...; use one", spec));
+  if (dtype && x->dtype != *dtype) return false;
+  const bool open = dots != listed.end();
+  const auto named = listed.size() - open;
+  if (mine.size() < named || (!open && mine.size() > named)) return false;
+  if (unordered)
+    return std::all_of(listed.begin(), listed.end(), [&](auto n) {
+      return n == Name(ellipsis) || std::find(mine.begin(), mine.end(), n) != mine.end();
+    });
+  const auto before = dots - listed.begin(), after = listed.end() - dots - open;
+  return std::equal(listed.begin(), dots, mine.begin(), mine.begin() + before) &&
+         std::equal(listed.end() - after, listed.end(), mine.end() - after);
+}
+
 const NamedArray& NamedArray::scalar(SourceLocation at) const {
   CallSite here(at);
   if (auto mine = visible(*held("scalar", node_)); !mine.empty())
@@ -118,20 +172,38 @@ NamedArray from_bytes(std::span<const std::byte> v, DType dtype, const AxisSpec&
   return data("from_bytes", bits, dtype, axes);
 }
 
-NamedArray named(const NamedArray& a, const AxisSpec& spec, SourceLocation at) {
+namespace {
+NamedArray renamed_all(const NamedArray& a, const std::vector<AxisSelector>& axes,
+                       SourceLocation at) {
   auto [here, x] = Call("named", Arr(a, at));
   auto old = visible(*x);
-  auto& axes = spec.axes();
-  check_unique("named", axes);
+  Axes fresh;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    auto size = axes[i].size;
+    if (size < 0) size = i < old.size() ? old[i].size : 0;
+    fresh.emplace_back(axes[i].name, size);
+  }
+  check_unique("named", fresh);
   if (old.size() != axes.size())
     fail("named", fmt::format("the array has {} axes, {}, but the names are {}: {}", old.size(),
-                              to_string(old), axes.size(), to_string(axes)));
+                              to_string(old), axes.size(), fmt::join(names_of(fresh), ", ")));
   for (std::size_t i = 0; i < axes.size(); ++i)
-    if (old[i].size != axes[i].size)
+    if (old[i].size != fresh[i].size)
       fail("named",
            fmt::format("axis {} was given with size {}, but the array has size {} there: {}",
-                       axes[i].name, axes[i].size, old[i].size, to_string(old)));
-  return NamedArray(prim::rename(x, names_of(old), names_of(axes)));
+                       fresh[i].name, fresh[i].size, old[i].size, to_string(old)));
+  return NamedArray(prim::rename(x, names_of(old), names_of(fresh)));
+}
+}  // namespace
+
+NamedArray named(const NamedArray& a, const AxisSpec& spec, SourceLocation at) {
+  return renamed_all(a, {spec.begin(), spec.end()}, at);
+}
+NamedArray named(const NamedArray& a, std::initializer_list<AxisSelector> axes, SourceLocation at) {
+  return renamed_all(a, axes, at);
+}
+NamedArray named(const NamedArray& a, const Names& names, SourceLocation at) {
+  return renamed_all(a, {names.begin(), names.end()}, at);
 }
 
 }  // namespace haliax

@@ -254,12 +254,28 @@ class Einsum {
 
 }  // namespace
 
-NamedArray einsum(std::string_view spec, std::initializer_list<Arr> arrays,
-                  const Bindings::List& aliases) {
-  CallSite here(arrays.size() ? arrays.begin()->at() : SourceLocation());
+namespace {
+NamedArray einsum_of(std::string_view spec, const std::vector<Arr>& arrays,
+                     const Bindings::List& aliases, const DotOptions& options) {
+  CallSite here(arrays.empty() ? SourceLocation() : arrays[0].at());
+  if (!options.out_axes.all())
+    fail("einsum", "out_axes: the expression states the order of the result; use dot otherwise");
   auto nodes = operands_of("einsum", arrays);
   auto out = Einsum(spec, nodes, aliases).result();
-  return constrained("einsum", NamedArray(contract_all("einsum", nodes, out, nodes[0]->dtype)));
+  return contracted("einsum", nodes, out, options.preferred_element_type);
+}
+}  // namespace
+
+NamedArray einsum(std::string_view spec, std::initializer_list<Arr> arrays,
+                  const Bindings::List& aliases, DotOptions options) {
+  return einsum_of(spec, arrays, aliases, options);
+}
+NamedArray einsum(std::string_view spec, const std::vector<NamedArray>& arrays,
+                  const Bindings::List& aliases, DotOptions options, SourceLocation at) {
+  CallSite here(at);
+  std::vector<Arr> all;
+  for (auto& a : arrays) all.emplace_back(a, at);
+  return einsum_of(spec, all, aliases, options);
 }
 
 }  // namespace haliax

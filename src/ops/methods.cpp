@@ -75,6 +75,15 @@ NamedArray NamedArray::argmin(SourceLocation at) const { return haliax::argmin(A
 NamedArray NamedArray::argmin(const AxisSelector& axis, SourceLocation at) const {
   return haliax::argmin(Arr(*this, at), axis);
 }
+NamedArray NamedArray::ptp(const AxisSelection& axis, SourceLocation at) const {
+  return haliax::ptp(Arr(*this, at), axis);
+}
+NamedArray NamedArray::cumsum(const AxisSelector& axis, DType dtype, SourceLocation at) const {
+  return haliax::cumsum(Arr(*this, at), axis, dtype);
+}
+NamedArray NamedArray::cumprod(const AxisSelector& axis, DType dtype, SourceLocation at) const {
+  return haliax::cumprod(Arr(*this, at), axis, dtype);
+}
 NamedArray NamedArray::cumsum(const AxisSelector& axis, SourceLocation at) const {
   return haliax::cumsum(Arr(*this, at), axis);
 }
@@ -103,6 +112,20 @@ NamedArray NamedArray::trace(const AxisSelector& a, const AxisSelector& b, int o
 NamedArray NamedArray::dot(const NamedArray& other, const AxisSelection& axis,
                            SourceLocation at) const {
   return haliax::dot(Arr(*this, at), Arr(other, at), axis);
+}
+NamedArray NamedArray::dot(const NamedArray& other, const AxisSelection& axis,
+                           const DotOptions& options, SourceLocation at) const {
+  return haliax::dot(Arr(*this, at), Arr(other, at), axis, options);
+}
+NamedArray NamedArray::dot(const NamedArray& b, const NamedArray& c, const AxisSelection& axis,
+                           SourceLocation at) const {
+  return haliax::dot({Arr(*this, at), Arr(b, at), Arr(c, at)}, axis);
+}
+NamedArray NamedArray::dot(const std::vector<NamedArray>& others, const AxisSelection& axis,
+                           const DotOptions& options, SourceLocation at) const {
+  std::vector<NamedArray> all{*this};
+  all.insert(all.end(), others.begin(), others.end());
+  return haliax::dot(all, axis, options, at);
 }
 NamedArray NamedArray::rename(std::initializer_list<std::pair<Name, Name>> renames,
                               SourceLocation at) const {
@@ -149,7 +172,7 @@ NamedArray NamedArray::slice(const AxisSelector& axis, const Arr& start, std::in
                              SourceLocation at) const {
   return haliax::slice(Arr(*this, at), axis, start, length);
 }
-NamedArray NamedArray::updated_slice(const std::vector<std::pair<Name, NamedArray>>& start,
+NamedArray NamedArray::updated_slice(const std::vector<std::pair<AxisSelector, NamedArray>>& start,
                                      const Arr& update, SourceLocation at) const {
   return haliax::updated_slice(Arr(*this, at), start, update);
 }
@@ -197,20 +220,32 @@ NamedArray NamedArray::operator[](const Picks& p) const {
   return index(Arr(*this, p.where()), p.indices());
 }
 PickedPart NamedArray::at(const Picks& p) const { return {*this, p}; }
-NamedArray PickedPart::set(const Arr& y) const {
-  return at_set(Arr(x_, picks_.where()), picks_.indices(), y);
+NamedArray PickedPart::get(IndexMode mode, std::optional<Arr> fill_value) const {
+  return at_get(Arr(x_, picks_.where()), picks_.indices(), mode, std::move(fill_value));
 }
-NamedArray PickedPart::add(const Arr& y) const {
-  return at_add(Arr(x_, picks_.where()), picks_.indices(), y);
+NamedArray PickedPart::set(const Arr& y, IndexMode mode) const {
+  return at_set(Arr(x_, picks_.where()), picks_.indices(), y, mode);
 }
-NamedArray PickedPart::mul(const Arr& y) const {
-  return at_mul(Arr(x_, picks_.where()), picks_.indices(), y);
+NamedArray PickedPart::add(const Arr& y, IndexMode mode) const {
+  return at_add(Arr(x_, picks_.where()), picks_.indices(), y, mode);
 }
-NamedArray PickedPart::min(const Arr& y) const {
-  return at_min(Arr(x_, picks_.where()), picks_.indices(), y);
+NamedArray PickedPart::mul(const Arr& y, IndexMode mode) const {
+  return at_mul(Arr(x_, picks_.where()), picks_.indices(), y, mode);
 }
-NamedArray PickedPart::max(const Arr& y) const {
-  return at_max(Arr(x_, picks_.where()), picks_.indices(), y);
+NamedArray PickedPart::multiply(const Arr& y, IndexMode mode) const {
+  return at_mul(Arr(x_, picks_.where()), picks_.indices(), y, mode);
+}
+NamedArray PickedPart::divide(const Arr& y, IndexMode mode) const {
+  return at_divide(Arr(x_, picks_.where()), picks_.indices(), y, mode);
+}
+NamedArray PickedPart::power(const Arr& y, IndexMode mode) const {
+  return at_power(Arr(x_, picks_.where()), picks_.indices(), y, mode);
+}
+NamedArray PickedPart::min(const Arr& y, IndexMode mode) const {
+  return at_min(Arr(x_, picks_.where()), picks_.indices(), y, mode);
+}
+NamedArray PickedPart::max(const Arr& y, IndexMode mode) const {
+  return at_max(Arr(x_, picks_.where()), picks_.indices(), y, mode);
 }
 
 }  // namespace haliax

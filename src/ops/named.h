@@ -94,6 +94,10 @@ Nodes operands_of(const char* op, const std::vector<Arr>&);
 // then `out`.
 NodePtr contract_all(const char* op, Nodes, const Axes& out, DType);
 
+// Contracts operands of one dtype, as contract_all, with the dtype that the caller prefers. The
+// result has the sharding of the mapping in scope.
+NamedArray contracted(const char* op, const Nodes&, const Axes& out, std::optional<DType>);
+
 // The axes that the caller binds to the labels of a string (einsum, rearrange). A binding that is
 // never looked up is an error.
 class Bindings {

@@ -2,6 +2,7 @@
 // the axes of the others.
 #include <array>
 #include <cmath>
+#include <numbers>
 
 #include "haliax/fmt.h"
 #include "ops/named.h"
@@ -179,6 +180,23 @@ NamedArray logaddexp(Arr a, Arr b) {
   auto value = prim::select(strange, prim::add(x, y), prim::add(prim::max(x, y), tail), axes);
   return NamedArray(make(kLogaddexp, {value, x, y}, axes, dtype));
 }
+
+NamedArray logaddexp2(Arr a, Arr b) {
+  auto [here, dtype, x, y] = Call2("logaddexp2", a, b, float_of);
+  auto natural = [&, wide = wide_of(dtype)](G v) {
+    return Arr(NamedArray(prim::scale(prim::cast(v, wide), std::numbers::ln2)), a.at());
+  };
+  auto sum = logaddexp(natural(x), natural(y)).node();
+  return NamedArray(prim::cast(prim::scale(sum, 1 / std::numbers::ln2), dtype));
+}
+NamedArray float_power(Arr a, Arr b) {
+  auto real = [](const Arr& v) {
+    if (v.is_number()) return Arr(v.number(), v.at());
+    return is_float(v.dtype()) ? v : Arr(astype(v, DType::f32), v.at());
+  };
+  return power(real(a), real(b));
+}
+std::pair<NamedArray, NamedArray> divmod(Arr a, Arr b) { return {floor_divide(a, b), mod(a, b)}; }
 
 NamedArray equal(Arr a, Arr b) { return comparison("equal", prim::kEqual, a, b); }
 NamedArray not_equal(Arr a, Arr b) { return comparison("not_equal", prim::kNotEqual, a, b); }

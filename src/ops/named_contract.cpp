@@ -86,17 +86,26 @@ Nodes operands_of(const char* op, const std::vector<Arr>& arrays) {
   return nodes;
 }
 
+// With a wider result dtype, the operands stay as they are, and only the sums use this dtype.
+NamedArray contracted(const char* op, const Nodes& nodes, const Axes& out,
+                      std::optional<DType> preferred) {
+  auto dtype = nodes[0]->dtype, requested = preferred.value_or(dtype);
+  if (requested != dtype &&
+      !(is_float(requested) && is_float(dtype) && bytes_of(requested) >= bytes_of(dtype)))
+    return astype(constrained(op, NamedArray(contract_all(op, nodes, out, dtype))), requested);
+  return constrained(op, NamedArray(contract_all(op, nodes, out, requested)));
+}
+
 }  // namespace ops
 
 namespace {
 
 using namespace ops;
 
-NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis,
-               const DotOptions& options) {
+NamedArray dot_of(const std::vector<Arr>& arrays, const AxisSelection& axis,
+                  const DotOptions& options) {
   CallSite here(arrays.empty() ? SourceLocation() : arrays[0].at());
   auto nodes = operands_of("dot", arrays);
-  auto dtype = nodes[0]->dtype;
   Axes all;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) check_sizes("dot", visible(*nodes[j]), visible(*nodes[i]));
@@ -126,24 +135,34 @@ NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis,
     if (!has(out, s.name)) fail("dot", "axis " + text(s.name) + " is given twice");
     out = without(out, {*a});
   }
-  if (options.out_axes)
-    out = rearrange_for_partial_order(*options.out_axes, out, context().origin.at);
-  // With a wider result dtype, the operands stay as they are, and only the sums use this dtype.
-  auto requested = options.preferred_element_type.value_or(dtype);
-  if (requested != dtype &&
-      !(is_float(requested) && is_float(dtype) && bytes_of(requested) >= bytes_of(dtype)))
-    return astype(constrained("dot", NamedArray(contract_all("dot", nodes, out, dtype))),
-                  requested);
-  return constrained("dot", NamedArray(contract_all("dot", nodes, out, requested)));
+  if (!options.out_axes.all()) {
+    Names order;
+    for (auto& s : options.out_axes.items()) {
+      if (s.size >= 0) axis_of("dot", out, s);  // "..." has no size
+      order.push_back(s.name);
+    }
+    out = rearrange_for_partial_order(order, out, context().origin.at);
+  }
+  return contracted("dot", nodes, out, options.preferred_element_type);
+}
+std::vector<Arr> located(const std::vector<NamedArray>& arrays, SourceLocation at) {
+  std::vector<Arr> out;
+  for (auto& a : arrays) out.emplace_back(a, at);
+  return out;
 }
 
 }  // namespace
 
 NamedArray dot(Arr a, Arr b, const AxisSelection& axis, DotOptions options) {
-  return dot(std::vector<Arr>{a, b}, axis, options);
+  return dot_of({a, b}, axis, options);
 }
 NamedArray dot(std::initializer_list<Arr> arrays, const AxisSelection& axis, DotOptions options) {
-  return dot(std::vector<Arr>(arrays), axis, options);
+  return dot_of(arrays, axis, options);
+}
+NamedArray dot(const std::vector<NamedArray>& arrays, const AxisSelection& axis, DotOptions options,
+               SourceLocation at) {
+  CallSite here(at);
+  return dot_of(located(arrays, at), axis, options);
 }
 
 }  // namespace haliax

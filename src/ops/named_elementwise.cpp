@@ -1,8 +1,10 @@
 // Elementwise ops on one array, with the dtypes of JAX and unchanged axes, and ops that create
 // arrays.
+#include <array>
 #include <cmath>
 #include <numbers>
 
+#include "haliax/aliases.h"
 #include "haliax/fmt.h"
 #include "haliax/mesh.h"
 #include "ops/named.h"
@@ -50,6 +52,12 @@ NamedArray filled(const char* name, double v, DType dtype, const Axes& axes, Sou
 
 NamedArray abs(Arr a) {
   return on("abs", a, [](G x) { return has_sign(x) ? same(prim::kAbs, x) : x; });
+}
+NamedArray fabs(Arr a) {
+  return on("fabs", a, [](G x) { return same(prim::kAbs, prim::cast(x, float_of(x->dtype))); });
+}
+NamedArray rint(Arr a) {
+  return on("rint", a, [](G x) { return same(prim::kRound, prim::cast(x, float_of(x->dtype))); });
 }
 NamedArray sign(Arr a) {
   return on("sign", a, [](G x) {
@@ -168,14 +176,67 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
       prim::add(prim::mul(position, number(options.step, inner)), number(options.start, inner));
   return NamedArray(prim::fit(prim::cast(v, dtype), axes));
 }
-NamedArray linspace(const Axis& axis, LinspaceOptions options, SourceLocation at) {
+NamedArray arange(const AxisSpec& axes, Arr start, Arr step) {
+  constexpr auto op = "arange";
+  CallSite here(start.at());
+  auto dtype = no_bool(promoted(op, std::array<const Arr*, 2>{&start, &step}));
+  auto from = node_of(op, start, dtype), by = node_of(op, step, dtype);
+  for (auto& n : {from, by})
+    if (!visible(*n).empty())
+      fail(op, "start and step must be scalars, got an array with axes " + to_string(visible(*n)));
+  auto position = arange(axes, {.dtype = dtype}, start.at()).node();
+  auto v = prim::add(prim::mul(position, by), from);
+  return NamedArray(prim::fit(v, with_hidden({from, by}, axes)));
+}
+
+namespace {
+// Returns evenly spaced values in a float dtype. A name without a size has 50 positions.
+NodePtr evenly(const AxisSelector& selector, double start, double stop, bool endpoint, DType d) {
+  Axis axis(selector.name, selector.size < 0 ? 50 : selector.size);
+  auto steps = std::max<std::int64_t>(1, endpoint ? axis.size - 1 : axis.size);
+  auto t = prim::div(prim::cast(prim::iota(axis), d), number(double(steps), d));
+  auto rest = prim::sub(prim::filled(1, d, {axis}), t);  // both ends are exact
+  return prim::add(prim::scale(rest, start), prim::scale(t, stop));
+}
+// Returns the values in the requested dtype. Integers round down.
+NamedArray as_dtype(G x, std::optional<DType> dtype) {
+  auto d = dtype.value_or(DType::f32);
+  return NamedArray(cast(is_integer(d) ? same(prim::kFloor, x) : x, d));
+}
+DType float_dtype(std::optional<DType> d) { return wide_of(d.value_or(DType::f32)); }
+}  // namespace
+
+NamedArray linspace(const AxisSelector& axis, LinspaceOptions o, SourceLocation at) {
   CallSite here(at);
-  auto steps = std::max<std::int64_t>(1, options.endpoint ? axis.size - 1 : axis.size);
-  auto t = prim::div(prim::cast(prim::iota(axis), DType::f32), number(double(steps), DType::f32));
-  auto rest = prim::sub(prim::filled(1, DType::f32, {axis}), t);  // both ends are exact
-  return NamedArray(prim::add(prim::scale(rest, options.start), prim::scale(t, options.stop)));
+  return as_dtype(evenly(axis, o.start, o.stop, o.endpoint, float_dtype(o.dtype)), o.dtype);
+}
+NamedArray logspace(const AxisSelector& axis, LogspaceOptions o, SourceLocation at) {
+  CallSite here(at);
+  const auto d = float_dtype(o.dtype);
+  auto exponent = evenly(axis, o.start, o.stop, o.endpoint, d);
+  return as_dtype(prim::pow(prim::filled(o.base, d, exponent->axes), exponent), o.dtype);
+}
+NamedArray geomspace(const AxisSelector& axis, LinspaceOptions o, SourceLocation at) {
+  CallSite here(at);
+  if (!(o.start * o.stop > 0))
+    fail("geomspace", fmt::format("start is {} and stop is {}; they must have the same sign, and "
+                                  "must not be 0",
+                                  o.start, o.stop));
+  const auto d = float_dtype(o.dtype);
+  const double sign = o.start < 0 ? -1 : 1;
+  auto logarithm =
+      evenly(axis, std::log10(std::abs(o.start)), std::log10(std::abs(o.stop)), o.endpoint, d);
+  auto x = prim::scale(prim::pow(prim::filled(10, d, logarithm->axes), logarithm), sign);
+  return as_dtype(x, o.dtype);
 }
 NamedArray one_hot(Arr ids, const Axis& Class, DType dtype) {
+  if (ids.is_number()) {
+    CallSite here(ids.at());
+    const auto id = ids.integer();
+    if (ids.is_real() || id < -Class.size || id >= Class.size)
+      fail("one_hot", fmt::format("ids: {} is not a position of axis {}", ids.number(), Class));
+    ids = Arr(id < 0 ? id + Class.size : id, ids.at());
+  }
   auto [here, x] = Call("one_hot", ids);
   if (!is_integer(x->dtype)) fail("one_hot", "ids: expected integers, got " + text(x->dtype));
   auto shown = visible(*x);

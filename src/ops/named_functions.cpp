@@ -89,6 +89,34 @@ NamedArray tanh(Arr a) { return inexact("tanh", prim::kTanh, a); }
 NamedArray arcsinh(Arr a) { return inexact("arcsinh", prim::kAsinh, a); }
 NamedArray arccosh(Arr a) { return inexact("arccosh", prim::kAcosh, a); }
 NamedArray arctanh(Arr a) { return inexact("arctanh", prim::kAtanh, a); }
+NamedArray sinc(Arr a) {
+  auto [here, x] = Call("sinc", a);
+  const auto d = float_of(x->dtype);
+  auto one = prim::number(1, d), angle = prim::scale(prim::cast(x, d), std::numbers::pi);
+  auto zero = prim::equal(angle, prim::number(0, d)), safe = prim::select(zero, one, angle);
+  // The Taylor series at 0, for the derivatives there: 1 - z / 6 + z^2 / 120 with z = angle^2.
+  auto z = prim::square(angle);
+  auto series =
+      prim::add(one, prim::mul(z, prim::add(prim::number(-1.0 / 6, d), prim::scale(z, 1.0 / 120))));
+  return NamedArray(prim::select(zero, series, prim::div(prim::sin(safe), safe)));
+}
+// The mean of exp(x cos t) over t in [0, pi], by the midpoint rule. For a periodic function its
+// error falls exponentially with the number of points: these suffice for all finite results.
+NamedArray i0(Arr a) {
+  auto [here, x] = Call("i0", a);
+  const auto d = float_of(x->dtype), wide = wide_of(d);
+  const Axis angle(Name("(angle)"), wide == DType::f64 ? 128 : 32);
+  auto number = [&](double v) { return prim::number(v, wide); };
+  auto t = prim::scale(prim::add(prim::cast(prim::iota(angle), wide), number(0.5)),
+                       std::numbers::pi / double(angle.size));
+  auto size = prim::abs(prim::cast(x, wide));
+  auto axes = size->axes;
+  axes.push_back(angle);
+  auto terms =
+      prim::exp(prim::map(prim::kMul, {size, prim::sub(prim::cos(t), number(1))}, axes, wide));
+  auto mean = prim::scale(prim::sum(terms, {angle}), 1 / double(angle.size));
+  return NamedArray(prim::cast(prim::mul(mean, prim::exp(size)), d));
+}
 NamedArray erf(Arr a) { return inexact("erf", prim::kErf, a); }
 NamedArray erfinv(Arr a) { return inexact("erfinv", prim::kErfinv, a); }
 

@@ -4,6 +4,7 @@
 
 #include "haliax/fmt.h"
 #include "ops/attr.h"
+#include "ops/bounds.h"
 #include "ops/named.h"
 
 namespace haliax {
@@ -50,6 +51,20 @@ NodePtr clamped(G start, std::int64_t most) {
 NodePtr window_ids(G start, const Axis& full, const Axis& window) {
   auto first = clamped(start, full.size - window.size);
   return prim::add(first, prim::iota(window, first->dtype));
+}
+// Returns the positions start, start + 1, ... of a dynamic slice, which may be out of range. Axes:
+// (the axes of `start`, window).
+NodePtr run_ids(G start, const Axis& full, const Axis& window) {
+  const auto least = -(full.size + window.size), most = full.size;
+  const auto d = prim::position_dtype(-least);
+  auto x = start;
+  // Limits the start so that the sum does not overflow. A position beyond the limits stays out of
+  // range. The limits themselves must fit in the dtype.
+  if (x->dtype == DType::u64) x = prim::min(x, prim::integer(most, DType::u64));
+  const bool wide = bytes_of(x->dtype) == 8 || x->dtype == DType::u32;
+  x = prim::cast(x, wide ? DType::i64 : d);
+  x = prim::max(prim::integer(least, x->dtype), prim::min(x, prim::integer(most, x->dtype)));
+  return prim::add(prim::cast(x, d), prim::iota(window, d));
 }
 void check_length(const char* op, const Axis& a, std::int64_t length) {
   if (length < 0 || length > a.size)
@@ -118,11 +133,59 @@ NamedArray at(Arr x, const AxisSelector& axis, Arr position) {
   return index(
       x, {{a.name, Index(position_on("at", a, integer_of(*node_of("at", position, DType::i64))))}});
 }
-DSlice ds(Arr start, const AxisSelector& length) {
-  if (length.size < 0)
-    fail("ds", "the length of axis " + text(length.name) + " is unknown; pass an Axis");
-  return {start, length.size, length.name};
+NamedArray slice(Arr x, const std::vector<std::pair<AxisSelector, Arr>>& start,
+                 const std::vector<std::pair<AxisSelector, SliceLength>>& length) {
+  constexpr auto op = "slice";
+  auto [here, n] = Call(op, x);
+  auto of = [](auto& list, Name a) {
+    return std::find_if(list.begin(), list.end(), [&](auto& p) { return p.first.name == a; });
+  };
+  auto axes = n->axes;
+  auto out = wrap(n);
+  for (auto& [axis, size] : length)
+    if (of(start, axis.name) == start.end())
+      fail(op, "axis " + text(axis.name) + " has a length, but no start");
+  Names sliced, names;  // all axes are renamed at once, so that two of them can swap names
+  for (auto& [axis, from] : start) {
+    auto a = axis_of(op, axes, axis);
+    auto size = of(length, a.name);
+    if (size == length.end()) fail(op, "axis " + text(a.name) + " has a start, but no length");
+    if (std::count_if(start.begin(), start.end(), [&](auto& p) { return p.first.name == a.name; }) >
+        1)
+      fail(op, "axis " + text(a.name) + " has two starts");
+    out = slice(Arr(out, x.at()), a, from, size->second.size);
+    sliced.push_back(a.name);
+    names.push_back(size->second.name.value_or(a.name));
+  }
+  auto fresh = visible(*out.node());
+  for (auto& a : fresh)
+    for (std::size_t i = 0; i < sliced.size(); ++i)
+      if (a.name == sliced[i]) {
+        a.name = names[i];
+        break;
+      }
+  check_unique(op, fresh);
+  return wrap(prim::rename(out.node(), sliced, names));
 }
+DSlice ds(Arr start, std::int64_t length) {
+  if (length < 0) {
+    CallSite here(start.at());
+    fail("ds", fmt::format("the length is {}; it must not be negative", length));
+  }
+  return {start, length};
+}
+DSlice ds(Arr start, const AxisSelector& length) {
+  if (length.size < 0) {
+    CallSite here(start.at());
+    fail("ds", "the length of axis " + text(length.name) + " is unknown; pass an Axis or a number");
+  }
+  return {start, length.size};
+}
+DSlice dblock(Arr i, std::int64_t n) {
+  if (i.is_number()) return ds(Arr(i.integer() * n, i.at()), n);
+  return ds(Arr(multiply(i, Arr(n, i.at())), i.at()), n);
+}
+DSlice DSlice::block(Arr i, std::int64_t n, SourceLocation) { return dblock(i, n); }
 
 // ---- index: the rules of NumPy, by name ----
 namespace {
@@ -156,10 +219,13 @@ struct AxisIndex {
   Axis axis;
   const Index* index = nullptr;  // null: the full axis
   Range range = {};              // for a range or a position
-  NodePtr ids = {};              // array of positions, or start of a window
-  Axes left = {};  // axes that replace `axis`: for an array its own axes, for a position none
+  NodePtr ids = {};              // positions of an array or a window
+  NodePtr start = {};            // start of a window
+  Axes left = {};       // axes that replace `axis`: for an array its own axes, for a position none
+  bool paired = false;  // an axis that remains, and that an index array has as well
   bool is(By k) const { return index && index->kind == k; }
-  bool picked() const { return index && index->kind != By::range; }
+  bool has_ids() const { return is(By::array) || is(By::window); }
+  bool picked() const { return paired || (index && index->kind != By::range); }
 };
 // Returns one entry per axis of the array, in its order.
 std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
@@ -180,10 +246,12 @@ std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
         p.left = {a.resize(p.range.size)};
         break;
       case By::window:
-        p.ids = node_of(op, index.array);
-        check_length(op, a, index.length);
-        check_start(op, p.ids);
-        p.left = {Axis(index.name ? index.name : a.name, index.length)};
+        p.start = node_of(op, index.array);
+        check_start(op, p.start);
+        if (auto at = known(op, p.start))
+          p.start = prim::integer(*at, prim::position_dtype(std::abs(*at)));
+        p.left = {a.resize(index.length)};
+        p.ids = run_ids(p.start, a, p.left[0]);
         break;
       case By::array:
         p.ids = node_of(op, index.array);
@@ -191,31 +259,43 @@ std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
         p.left = visible(*p.ids);
     }
   }
+  // An axis that remains and that an index array also has: a batched gather.
+  for (auto& p : parts)
+    if (!p.picked())
+      for (auto& q : parts)
+        if (q.is(By::array) && has(q.left, p.axis.name)) {
+          check_sizes(op, q.left, p.left);
+          p.paired = true;
+        }
   return parts;
 }
+bool any_window(const std::vector<AxisIndex>& parts) {
+  return std::any_of(parts.begin(), parts.end(), [](auto& p) { return p.is(By::window); });
+}
+// Returns true if all positions of the window are known to be in range.
+bool fits(const AxisIndex& p) {
+  auto bounds = bounds_of(p.start);
+  return bounds && bounds->low >= 0 && bounds->high <= p.axis.size - p.index->length;
+}
 // Returns the axes of the indexed part. Arrays, windows (which Haliax treats as arrays of
-// positions) and positions form one group. If they index neighboring axes, the axes of the group
-// are at the place of the first one, otherwise they come first.
-Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
+// positions), positions and paired axes form one group. If they index neighboring axes, the axes of
+// the group are at the place of the first one, otherwise they come first.
+Axes picked_axes(const char* op, const std::vector<AxisIndex>& parts) {
   auto picked = [](const AxisIndex& p) { return p.picked(); };
   std::vector<const AxisIndex*> indexed;
-  Axes own, unindexed;  // axes of index arrays; all other axes
+  Axes shown;
   auto add = [](Axes& to, const Axes& more) { to.insert(to.end(), more.begin(), more.end()); };
-  for (auto& p : parts) {
-    add(p.is(By::array) ? own : unindexed, p.left);
+  for (auto& p : parts)
     if (p.picked()) indexed.push_back(&p);
-  }
-  for (auto& a : common(own, unindexed))
-    fail(op, fmt::format("axis {} of the index is also an unindexed axis of the array: {}; use "
-                         "take to match them",
-                         a.name, to_string(visible(*x))));
-  check_unique(op, unindexed);
   // The axes of the largest index come last, after axes that only the others have. Among indices of
-  // equal size, the one given first counts as the larger.
-  std::sort(indexed.begin(), indexed.end(), [](auto* a, auto* b) { return a->index < b->index; });
+  // equal size, the one given first counts as the larger. Paired axes count as given last.
+  std::stable_sort(indexed.begin(), indexed.end(), [](auto* a, auto* b) {
+    return std::pair(a->paired, a->paired ? nullptr : a->index) <
+           std::pair(b->paired, b->paired ? nullptr : b->index);
+  });
   std::stable_sort(indexed.begin(), indexed.end(),
                    [](auto* a, auto* b) { return axis_size(a->left) > axis_size(b->left); });
-  Axes together, shown;
+  Axes together;
   for (auto* p : indexed) {
     check_sizes(op, p->left, together);
     together = joined(without(p->left, together), together);
@@ -227,19 +307,53 @@ Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
     if (p == first) add(shown, together);
     if (!p->picked()) add(shown, p->left);
   }
+  check_unique(op, shown);
   return shown;
 }
-// Returns the ids of the axes that arrays index. `all`: also of the axes with other indices, as a
-// scatter needs; otherwise these axes are sliced.
-prim::Where ids_of(const std::vector<AxisIndex>& parts, bool all) {
+// Returns x after all indices but arrays and the windows of `where`: they are views.
+NodePtr sliced(G x, const std::vector<AxisIndex>& parts, const prim::Where& where) {
+  auto n = x;
+  for (auto& p : parts) {
+    if (p.is(By::position) || p.is(By::range))
+      n = prim::slice(n, p.axis.name, p.range.start, p.range.size, p.range.step,
+                      p.is(By::position));
+    auto by_ids = [&](auto& w) { return w.first == p.axis.name; };
+    if (p.is(By::window) && std::none_of(where.begin(), where.end(), by_ids)) {
+      auto at = known("index", p.start);
+      n = at ? prim::slice(n, p.axis.name, *at, p.index->length)
+             : window_of(n, p.axis, p.start, p.index->length);
+    }
+  }
+  return n;
+}
+NamedArray gathered(G n, const prim::Where& where, const Axes& shown, Outside outside) {
+  if (where.empty()) return wrap(prim::fit(n, with_hidden({n}, shown)));
+  Nodes all{n};
+  for (auto& w : where) all.push_back(w.second);
+  return wrap(prim::gather(n, where, with_hidden(all, shown), outside));
+}
+// Returns true elements where all ids are in range.
+NodePtr in_range(const prim::Where& where, const Axes& table) {
+  NodePtr all;
+  for (auto& [axis, ids] : where) {
+    auto size = find_axis(table, axis)->size;
+    auto at = prim::signed_ids(ids, size);
+    auto one = prim::both(prim::less_equal(prim::integer(0, at->dtype), at),
+                          prim::less(at, prim::integer(size, at->dtype)));
+    all = all ? prim::both(all, one) : one;
+  }
+  return all;
+}
+// Returns the ids of all indexed axes, as a scatter needs them.
+prim::Where all_ids(const std::vector<AxisIndex>& parts) {
   prim::Where where;
   for (auto& p : parts)
     if (p.is(By::array)) where.push_back({p.axis.name, p.ids});
   for (auto& p : parts) {
-    if (!all || !p.index || p.is(By::array)) continue;
+    if (!p.index || p.is(By::array)) continue;
     const auto d = prim::position_dtype(p.axis.size);
     auto number = [&](std::int64_t v) { return prim::integer(v, d); };
-    auto ids = p.is(By::window) ? window_ids(p.ids, p.axis, p.left[0])
+    auto ids = p.is(By::window) ? p.ids
                : p.is(By::position)
                    ? number(p.range.start)
                    : prim::add(prim::mul(prim::iota(p.left[0], d), number(p.range.step)),
@@ -249,15 +363,16 @@ prim::Where ids_of(const std::vector<AxisIndex>& parts, bool all) {
   return where;
 }
 
-NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Update how) {
+NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Update how,
+                  IndexMode mode) {
   auto [here, n] = Call(op, x);
   auto u = node_of(op, update, n->dtype);
   if (!update.is_number() && is_float(update.dtype()) && !is_float(n->dtype))
     fail(op, fmt::format("cannot update an array of {1} with {0}; use astype", update.dtype(),
                          n->dtype));
   auto parts = parts_of(op, n, indices);
-  auto where = ids_of(parts, true);
-  auto shown = picked_axes(op, n, parts), given = visible(*u);
+  auto where = all_ids(parts);
+  auto shown = picked_axes(op, parts), given = visible(*u);
   check_sizes(op, given, shown);
   for (auto& a : without(given, shown))
     fail(op, fmt::format("axis {} of the update is not in the part {}{}", a.name, to_string(shown),
@@ -266,9 +381,10 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
   for (auto& w : where) all.push_back(w.second);
   auto base = prim::fit(n, with_hidden(all, visible(*n)));
   u = prim::fit(u, with_hidden(all, shown));
-  bool may_repeat =
-      std::any_of(parts.begin(), parts.end(), [](auto& p) { return p.is(By::array); });
-  // Each position occurs once, so this form has a gradient.
+  bool may_repeat = std::any_of(parts.begin(), parts.end(), [](auto& p) {
+    return p.is(By::array) || (p.is(By::window) && !fits(p));
+  });
+  // Each position occurs once, so the update is a function of the part.
   if (!may_repeat && how != Update::set && how != Update::add) {
     auto part = index(x, indices).node();
     u = how == Update::mul   ? prim::mul(part, u)
@@ -276,7 +392,13 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
                              : prim::max(part, u);
     how = Update::set;
   }
-  return wrap(prim::scatter(base, u, where, how, false));
+  return wrap(prim::scatter(base, u, where, how, mode == IndexMode::clip));
+}
+// Returns ones with `update` multiplied into the part: the divisor or the exponent of each element.
+NamedArray spread_update(const char* op, const Arr& x, const Indices& indices, const Arr& update,
+                         IndexMode mode, DType dtype) {
+  auto ones = full_like(x, Arr(1, x.at()), dtype);
+  return placed(op, Arr(ones, x.at()), indices, update, Update::mul, mode);
 }
 
 }  // namespace
@@ -285,51 +407,72 @@ NamedArray index(Arr x, const Indices& indices) {
   constexpr auto op = "index";
   auto [here, n] = Call(op, x);
   auto parts = parts_of(op, n, indices);
-  auto where = ids_of(parts, false);
-  auto shown = picked_axes(op, n, parts);
-  for (auto& p : parts) {  // indices without ids come first: they are views
-    if (p.is(By::position) || p.is(By::range))
-      n = prim::slice(n, p.axis.name, p.range.start, p.range.size, p.range.step,
-                      p.is(By::position));
-    if (!p.is(By::window)) continue;
-    auto length = p.index->length;
-    if (auto at = known(op, p.ids))
-      n = prim::slice(n, p.axis.name,
-                      std::clamp<std::int64_t>(from_start(*at, p.axis), 0, p.axis.size - length),
-                      length);
-    else
-      n = window_of(n, p.axis, p.ids, length);
-    n = renamed(op, n, p.axis, p.index->name);
-  }
+  auto shown = picked_axes(op, parts);
+  prim::Where where;
+  for (auto& p : parts)
+    if (p.is(By::array) || (p.is(By::window) && !fits(p))) where.push_back({p.axis.name, p.ids});
+  auto outside = any_window(parts) ? Outside::zero : Outside::clamp;
+  n = sliced(n, parts, where);
   // The index of a loop is never out of range, so its row is a view.
-  if (where.size() == 1 && where[0].second->op == &prim::kIndex) {
+  if (where.size() == 1 && where[0].second->op == &prim::kIndex && outside == Outside::clamp) {
     n = prim::slice(n, where[0].first, 0, 1, 1, true, where[0].second);
     where.clear();
   }
-  if (where.empty()) return wrap(prim::fit(n, with_hidden({n}, shown)));
-  Nodes all{n};
-  for (auto& w : where) all.push_back(w.second);
-  return wrap(prim::gather(n, where, with_hidden(all, shown), Outside::clamp));
+  return gathered(n, where, shown, outside);
 }
-NamedArray at_set(Arr x, const Indices& i, Arr update) {
-  return placed("at_set", x, i, update, Update::set);
+NamedArray at_get(Arr x, const Indices& indices, IndexMode mode, std::optional<Arr> fill_value) {
+  constexpr auto op = "at_get";
+  auto [here, n] = Call(op, x);
+  auto parts = parts_of(op, n, indices);
+  auto shown = picked_axes(op, parts);
+  prim::Where where;
+  for (auto& p : parts)
+    if (p.has_ids()) where.push_back({p.axis.name, p.ids});
+  const bool fills = mode == IndexMode::fill || mode == IndexMode::drop;
+  const auto table = visible(*n);
+  n = sliced(n, parts, where);
+  if (!fills || where.empty()) return gathered(n, where, shown, Outside::clamp);
+  if (!fill_value) return gathered(n, where, shown, Outside::fill);
+  auto fill = node_of(op, *fill_value, n->dtype);
+  if (!visible(*fill).empty())
+    fail(op, "fill_value: expected a scalar, got an array with axes " + to_string(visible(*fill)));
+  auto zero = gathered(n, where, shown, Outside::zero).node();
+  if (prim::is_number(fill, 0)) return wrap(zero);
+  auto inside = in_range(where, table);
+  return wrap(prim::select(inside, zero, fill, with_hidden({zero, inside, fill}, shown)));
 }
-NamedArray at_add(Arr x, const Indices& i, Arr update) {
-  return placed("at_add", x, i, update, Update::add);
+NamedArray at_set(Arr x, const Indices& i, Arr update, IndexMode mode) {
+  return placed("at_set", x, i, update, Update::set, mode);
 }
-NamedArray at_mul(Arr x, const Indices& i, Arr update) {
-  return placed("at_mul", x, i, update, Update::mul);
+NamedArray at_add(Arr x, const Indices& i, Arr update, IndexMode mode) {
+  return placed("at_add", x, i, update, Update::add, mode);
 }
-NamedArray at_min(Arr x, const Indices& i, Arr update) {
-  return placed("at_min", x, i, update, Update::min);
+NamedArray at_mul(Arr x, const Indices& i, Arr update, IndexMode mode) {
+  return placed("at_mul", x, i, update, Update::mul, mode);
 }
-NamedArray at_max(Arr x, const Indices& i, Arr update) {
-  return placed("at_max", x, i, update, Update::max);
+NamedArray at_divide(Arr x, const Indices& i, Arr update, IndexMode mode) {
+  constexpr auto op = "at_divide";
+  auto [here, n] = Call(op, x);
+  auto divisor = spread_update(op, x, i, update, mode, float_of(n->dtype));
+  return divide(x, Arr(divisor, x.at()));
+}
+NamedArray at_power(Arr x, const Indices& i, Arr update, IndexMode mode) {
+  constexpr auto op = "at_power";
+  auto [here, n] = Call(op, x);
+  auto exponent = spread_update(op, x, i, update, mode, no_bool(n->dtype));
+  return power(x, Arr(exponent, x.at()));
+}
+NamedArray at_min(Arr x, const Indices& i, Arr update, IndexMode mode) {
+  return placed("at_min", x, i, update, Update::min, mode);
+}
+NamedArray at_max(Arr x, const Indices& i, Arr update, IndexMode mode) {
+  return placed("at_max", x, i, update, Update::max, mode);
 }
 
 // A start may have axes of the array. Then each position along them has its own start, as in a
 // cache of ragged sequences.
-NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& start, Arr update) {
+NamedArray updated_slice(Arr x, const std::vector<std::pair<AxisSelector, NamedArray>>& start,
+                         Arr update) {
   constexpr auto op = "updated_slice";
   auto [here, n] = Call(op, x);
   auto u = node_of(op, update, n->dtype);

@@ -41,6 +41,12 @@ struct Reduced {
     auto counted = prim::cast(prim::fit(mask, full), prim::position_dtype(axis_size(over)));
     return prim::cast(prim::reduce(Monoid::sum, counted, rest), d);
   }
+  void compute_in(std::optional<DType> dtype) {
+    if (!dtype) return;
+    if (!is_float(*dtype)) fail(op, "dtype: expected a float dtype, got " + text(*dtype));
+    narrow = *dtype;
+    wide = wide_of(*dtype);
+  }
   NodePtr centred(G v) const { return prim::sub(v, prim::div(sum(v), count(wide))); }
   // Computes the variance in the wide dtype, in two passes.
   NodePtr variance(int ddof) const {
@@ -130,11 +136,19 @@ NamedArray min(Arr a, const AxisSelection& axis, ReduceOptions options) {
 }
 NamedArray var(Arr a, const AxisSelection& axis, VarOptions options) {
   Reduced f("var", a, axis, options.where);
+  f.compute_in(options.dtype);
   return f.result(f.variance(options.ddof));
 }
 NamedArray std_dev(Arr a, const AxisSelection& axis, VarOptions options) {
   Reduced f("std_dev", a, axis, options.where);
+  f.compute_in(options.dtype);
   return f.result(prim::sqrt(f.variance(options.ddof)));
+}
+NamedArray ptp(Arr a, const AxisSelection& axis) {
+  Reduced f("ptp", a, axis);
+  f.check_not_empty();
+  if (f.x->dtype == DType::boolean) fail(f.op, "is not defined for bools; cast them to i32");
+  return NamedArray(prim::sub(f.by(Monoid::max, f.x), f.by(Monoid::min, f.x)));
 }
 NamedArray any(Arr a, const AxisSelection& axis, ReduceOptions options) {
   return truth("any", Monoid::max, a, axis, options);

@@ -160,6 +160,30 @@ NamedArray broadcast_to(Arr x, const AxisSpec& axes, bool ensure_order,
   return broadcasted("broadcast_to", x, axes, ensure_order, enforce_no_extra_axes);
 }
 
+std::vector<NamedArray> broadcast_arrays(const std::vector<NamedArray>& arrays, bool require_subset,
+                                         bool ensure_order, SourceLocation at) {
+  constexpr auto op = "broadcast_arrays";
+  CallSite here(at);
+  std::vector<Axes> shapes;
+  for (auto& a : arrays)
+    if (!a.empty()) shapes.push_back(visible(*a.node()));
+  Axes full;
+  if (require_subset) {
+    full = broadcast(op, shapes);
+  } else {
+    std::stable_sort(shapes.begin(), shapes.end(),
+                     [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
+    for (auto& s : shapes) {
+      check_sizes(op, full, s);
+      full = joined(without(s, full), full);
+    }
+  }
+  std::vector<NamedArray> out;
+  for (auto& a : arrays)
+    out.push_back(a.empty() ? a : broadcasted(op, Arr(a, at), full, ensure_order, true));
+  return out;
+}
+
 // ---- merging and splitting axes ----
 NamedArray flatten_axes(Arr x, const AxisSelection& old_axes, const AxisSelector& new_axis) {
   return flattened("flatten_axes", x, old_axes, new_axis);
@@ -258,16 +282,16 @@ NamedArray repeat(Arr x, const AxisSelector& axis, std::int64_t n) {
   auto [here, node] = Call("repeat", x);
   return wrap(copies("repeat", node, axis, n, true));
 }
-NamedArray tile(Arr x, const std::vector<std::pair<Name, std::int64_t>>& reps) {
+NamedArray tile(Arr x, const std::vector<std::pair<AxisSelector, std::int64_t>>& reps) {
   auto [here, n] = Call("tile", x);
   Axes fresh;
-  for (auto& [name, times] : reps) {
-    if (times < 0) fail("tile", fmt::format("cannot tile axis {} {} times", name, times));
-    if (find(*n, name))
-      n = copies("tile", n, name, times, false);
-    else {
-      check_free("tile", name, fresh);
-      fresh.push_back({name, times});
+  for (auto& [axis, times] : reps) {
+    if (times < 0) fail("tile", fmt::format("cannot tile axis {} {} times", axis.name, times));
+    if (find(*n, axis.name))
+      n = copies("tile", n, axis, times, false);
+    else {  // the size of an `Axis` is ignored, as in Haliax
+      check_free("tile", axis.name, fresh);
+      fresh.push_back({axis.name, times});
     }
   }
   return wrap(arranged(n, concat_axes(fresh, visible(*n))));
@@ -295,24 +319,20 @@ NamedArray roll(Arr x, Arr shift, const AxisSelector& axis) {
   return wrap(prim::gather(n, {{a.name, from}}, with_hidden({from, n}, visible(*n)),
                            program::Outside::clamp));
 }
-NamedArray pad(Arr x,
-               const std::vector<std::pair<Name, std::pair<std::int64_t, std::int64_t>>>& widths,
-               Arr value) {
-  constexpr auto op = "pad";
-  auto [here, n] = Call(op, x);
-  auto fill = node_of(op, value, n->dtype);
-  if (!visible(*fill).empty())
-    fail(op, "value: expected a scalar, got an array with axes " + to_string(visible(*fill)));
-  n = prim::fit(n, with_hidden({fill, n}, visible(*n)));
-  for (auto& [name, width] : widths) {
-    auto a = axis_of(op, n, name);
-    if (width.first < 0 || width.second < 0 ||
-        std::max(width.first, width.second) > most_elements / 4)
-      fail(op, fmt::format("axis {} cannot be padded by ({}, {}); index it to make it smaller", a,
-                           width.first, width.second));
-    n = prim::pad(n, a.name, width.first, width.second, fill);
-  }
-  return wrap(n);
+NamedArray roll(Arr x, Arr shift, std::initializer_list<AxisSelector> axes) {
+  NamedArray out = x;
+  for (auto& a : axes) out = roll(Arr(out, x.at()), shift, a);
+  return out;
+}
+NamedArray roll(Arr x, std::initializer_list<Arr> shifts,
+                std::initializer_list<AxisSelector> axes) {
+  auto [here, n] = Call("roll", x);
+  if (shifts.size() != axes.size())
+    fail("roll", fmt::format("{} shifts were given for {} axes", shifts.size(), axes.size()));
+  NamedArray out = x;
+  for (std::size_t i = 0; i < axes.size(); ++i)
+    out = roll(Arr(out, x.at()), shifts.begin()[i], axes.begin()[i]);
+  return out;
 }
 NamedArray flip(Arr x, const AxisSelector& axis) {
   auto [here, n, a] = CallAlong("flip", x, axis);
@@ -326,10 +346,12 @@ NamedArray tril(Arr x, const AxisSelector& a, const AxisSelector& b, int k) {
 NamedArray triu(Arr x, const AxisSelector& a, const AxisSelector& b, int k) {
   return triangle("triu", x, a, b, k, false);
 }
-NamedArray trace(Arr x, const AxisSelector& s1, const AxisSelector& s2, int offset) {
+NamedArray trace(Arr x, const AxisSelector& s1, const AxisSelector& s2, int offset,
+                 std::optional<DType> dtype) {
   auto [here, n] = Call("trace", x);
   Square s("trace", "diagonal", n, s1, s2, offset);
-  return sum(wrap(zero_outside(prim::equal(s.column, s.row), n, n->axes)), {s.a, s.b});
+  return sum(wrap(zero_outside(prim::equal(s.column, s.row), n, n->axes)), {s.a, s.b},
+             {.where = {}, .dtype = dtype});
 }
 
 }  // namespace haliax

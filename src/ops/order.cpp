@@ -134,10 +134,12 @@ namespace haliax {
 using namespace ops;
 
 namespace {
-NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m) {
+NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m,
+                   std::optional<DType> dtype) {
   auto [here, n, a] = CallAlong(op, x, axis);
-  return wrap(prim::cumulative(m, prim::cast(n, sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1)),
-                               a.name, false));
+  auto d = dtype.value_or(sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1));
+  if (d == DType::boolean) fail(op, "dtype: expected numbers, got bool; use i32");
+  return wrap(prim::cumulative(m, prim::cast(n, d), a.name, false));
 }
 // Returns a key whose ascending order is the descending order of the values. NaN is
 // the largest value and has the first position.
@@ -150,11 +152,11 @@ NodePtr descending(G x) {
 }
 }  // namespace
 
-NamedArray cumsum(Arr x, const AxisSelector& axis) {
-  return running("cumsum", x, axis, Monoid::sum);
+NamedArray cumsum(Arr x, const AxisSelector& axis, std::optional<DType> dtype) {
+  return running("cumsum", x, axis, Monoid::sum, dtype);
 }
-NamedArray cumprod(Arr x, const AxisSelector& axis) {
-  return running("cumprod", x, axis, Monoid::prod);
+NamedArray cumprod(Arr x, const AxisSelector& axis, std::optional<DType> dtype) {
+  return running("cumprod", x, axis, Monoid::prod, dtype);
 }
 NamedArray sort(Arr x, const AxisSelector& axis) {
   auto [here, n, a] = CallAlong("sort", x, axis);

@@ -92,6 +92,33 @@ Linear scatter_zero_in(const Node& n, std::size_t k) {
   if (k > 1 || scatter_monoid(n) != Monoid::sum) return Linear::no;
   return !is_number(n.in[0], 0) ? Linear::all : k == 1 ? Linear::one : Linear::no;
 }
+// ---- gradients of scatters ----
+// Returns zeros (or ones) with `updates` combined at the positions of the scatter.
+NodePtr combined(const Node& o, double start, G updates, Update how, bool clamp) {
+  return scatter(filled(start, updates->dtype, o.axes), updates, picks_of(o, 2), how, clamp);
+}
+// The derivative by one factor is the product of the other factors of its element. It is computed
+// from the product of the nonzero factors and the number of zeros, so that it is exact at 0.
+void mul_gradient(G o, G g, bool clamp, auto picked, Nodes& out) {
+  auto &base = o->in[0], &u = o->in[1];
+  auto zero = equal(u, number(0, u->dtype)), is_zero = cast(zero, u->dtype);
+  auto factors = select(zero, number(1, u->dtype), u);
+  auto zeros = combined(*o, 0, is_zero, Update::add, clamp);
+  auto product = combined(*o, 1, factors, Update::mul, clamp);
+  out[0] = mul(g, combined(*o, 1, u, Update::mul, clamp));
+  auto others = div(picked(mul(mul(g, base), product)), factors);
+  out[1] = select(equal(picked(zeros), is_zero), others, number(0, u->dtype));
+}
+// The operands that equal the result share the gradient evenly.
+void extreme_gradient(G o, G g, bool clamp, auto picked, Nodes& out) {
+  auto &base = o->in[0], &u = o->in[1];
+  auto zero = number(0, g->dtype);
+  auto own = equal(base, o), hits = equal(u, picked(o));
+  auto count = add(cast(own, g->dtype), combined(*o, 0, cast(hits, g->dtype), Update::add, clamp));
+  auto share = div(g, max(count, number(1, g->dtype)));
+  out[0] = select(own, share, zero);
+  out[1] = select(hits, picked(share), zero);
+}
 // ---- for the verifier ----
 // After the first `first` operands, there is one operand of ids for each indexed axis.
 std::string ids_fault(const Node& n, std::size_t first) {
@@ -154,8 +181,11 @@ const Op kScatter{
               out[0] = scatter(g, filled(0, g->dtype, updates->axes), where, Update::set, clamp);
               out[1] = picked(g);
               break;
+            case Update::mul:
+              mul_gradient(o, g, clamp, picked, out);
+              break;
             default:
-              fail("scatter", "the gradient of mul, min and max updates is not defined");
+              extreme_gradient(o, g, clamp, picked, out);
           }
           return out;
         },

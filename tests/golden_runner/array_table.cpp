@@ -1,4 +1,5 @@
 // Ops on full arrays: reductions, contractions, shapes, indexing, and vmap of any other op.
+#include "haliax/aliases.h"
 #include "haliax/transforms.h"
 #include "table.h"
 
@@ -23,7 +24,9 @@ void variance(Table& t, const char* name, NamedArray (*f)(Arr, const AxisSelecti
   t[name] = [f](const Arrays& in, const Value& args) {
     const Value* ddof = args.find("ddof");
     return Arrays{f(input(in, 0), selection_of(args["axis"]),
-                    {.where = mask_of(in, args), .ddof = ddof ? int(ddof->as_integer()) : 0})};
+                    {.where = mask_of(in, args),
+                     .ddof = ddof ? int(ddof->as_integer()) : 0,
+                     .dtype = golden::dtype_of(args["dtype"])})};
   };
 }
 void over_axes(Table& t, const char* name, NamedArray (*f)(Arr, const AxisSelection&)) {
@@ -36,6 +39,12 @@ void along_axis(Table& t, const char* name, NamedArray (*f)(Arr, const AxisSelec
     return Arrays{f(input(in, 0), selector_of(args["axis"]))};
   };
 }
+void running(Table& t, const char* name,
+             NamedArray (*f)(Arr, const AxisSelector&, std::optional<DType>)) {
+  t[name] = [f](const Arrays& in, const Value& args) {
+    return Arrays{f(input(in, 0), selector_of(args["axis"]), golden::dtype_of(args["dtype"]))};
+  };
+}
 void arg_reduction(Table& t, const char* name, NamedArray (*f)(Arr, std::optional<AxisSelector>)) {
   t[name] = [f](const Arrays& in, const Value& args) {
     const Value& axis = args["axis"];
@@ -45,7 +54,7 @@ void arg_reduction(Table& t, const char* name, NamedArray (*f)(Arr, std::optiona
 void triangle(Table& t, const char* name,
               NamedArray (*f)(Arr, const AxisSelector&, const AxisSelector&, int)) {
   t[name] = [f](const Arrays& in, const Value& args) {
-    const Value* k = args.find(std::string_view(args.has("offset") ? "offset" : "k"));
+    const Value* k = args.find("k");
     return Arrays{f(input(in, 0), selector_of(args["axis1"]), selector_of(args["axis2"]),
                     k ? int(k->as_integer()) : 0)};
   };
@@ -80,19 +89,28 @@ Indices indices_of(const Value& idx, const Arrays& in) {
       out.emplace_back(
           name, Index(Slice{bound(s->at(0)), bound(s->at(1)), step ? step.as_integer() : 1}));
     } else if (const Value* d = what.find("dslice")) {
-      out.emplace_back(name,
-                       Index(ds(Arr(d->at(0).as_integer()), Axis(name, d->at(1).as_integer()))));
+      out.emplace_back(name, Index(ds(Arr(d->at(0).as_integer()), d->at(1).as_integer())));
     } else {
       out.emplace_back(name, Index(input(in, std::size_t(what["input"].as_integer()))));
     }
   }
   return out;
 }
-void placement(Table& t, const char* name, NamedArray (*f)(Arr, const Indices&, Arr)) {
+IndexMode mode_of(const Value& args, IndexMode otherwise) {
+  const Value* mode = args.find("mode");
+  if (!mode || !*mode) return otherwise;
+  const std::string& name = mode->as_text();
+  return name == "clip"   ? IndexMode::clip
+         : name == "fill" ? IndexMode::fill
+         : name == "drop" ? IndexMode::drop
+                          : IndexMode::promise_in_bounds;
+}
+void placement(Table& t, const char* name, NamedArray (*f)(Arr, const Indices&, Arr, IndexMode)) {
   t[name] = [f](const Arrays& in, const Value& args) {
     const Value* number = args.find("update");
     return Arrays{f(input(in, 0), indices_of(args["idx"], in),
-                    number ? number_of(*number) : Arr(input(in, 1)))};
+                    number ? number_of(*number) : Arr(input(in, 1)),
+                    mode_of(args, IndexMode::drop))};
   };
 }
 
@@ -137,8 +155,11 @@ void add_reductions(Table& t) {
   over_axes(t, "logsumexp", logsumexp);
   over_axes(t, "softmax", softmax);
   over_axes(t, "log_softmax", log_softmax);
-  along_axis(t, "cumsum", cumsum);
-  along_axis(t, "cumprod", cumprod);
+  over_axes(t, "ptp", ptp);
+  reduction(t, "amax", amax);
+  reduction(t, "amin", amin);
+  running(t, "cumsum", cumsum);
+  running(t, "cumprod", cumprod);
   along_axis(t, "sort", sort);
   along_axis(t, "argsort", argsort);
   t["standardize"] = [](const Arrays& in, const Value& args) {
@@ -218,9 +239,9 @@ void add_shapes(Table& t) {
     return Arrays{repeat(input(in, 0), selector_of(args["axis"]), args["repeats"].as_integer())};
   };
   t["tile"] = [](const Arrays& in, const Value& args) {
-    std::vector<std::pair<Name, std::int64_t>> reps;
+    std::vector<std::pair<AxisSelector, std::int64_t>> reps;
     for (std::size_t i = 0; i < args["reps"].keys.size(); ++i)
-      reps.emplace_back(args["reps"].keys[i], args["reps"].items[i].as_integer());
+      reps.emplace_back(AxisSelector(args["reps"].keys[i]), args["reps"].items[i].as_integer());
     return Arrays{tile(input(in, 0), reps)};
   };
   t["roll"] = [](const Arrays& in, const Value& args) {
@@ -233,15 +254,27 @@ void add_shapes(Table& t) {
     return Arrays{x};
   };
   t["pad"] = [](const Arrays& in, const Value& args) {
-    std::vector<std::pair<Name, std::pair<std::int64_t, std::int64_t>>> widths;
+    PadWidths widths;
     const Value& w = args["pad_width"];
     for (std::size_t i = 0; i < w.keys.size(); ++i)
       widths.push_back({w.keys[i], {w.items[i].at(0).as_integer(), w.items[i].at(1).as_integer()}});
     return Arrays{pad(input(in, 0), widths, number_of(args["value"]))};
   };
+  t["pad_left"] = [](const Arrays& in, const Value& args) {
+    return Arrays{pad_left(input(in, 0), selector_of(args["axis"]), axis_of(args["new_axis"]),
+                           args.has("value") ? number_of(args["value"]) : Arr(0))};
+  };
+  t["broadcast_arrays"] = [](const Arrays& in, const Value& args) {
+    return broadcast_arrays(in, args["require_subset"].as_flag(true),
+                            args["ensure_order"].as_flag(true));
+  };
   triangle(t, "tril", tril);
   triangle(t, "triu", triu);
-  triangle(t, "trace", trace);
+  t["trace"] = [](const Arrays& in, const Value& args) {
+    const Value* offset = args.find("offset");
+    return Arrays{trace(input(in, 0), selector_of(args["axis1"]), selector_of(args["axis2"]),
+                        offset ? int(offset->as_integer()) : 0, golden::dtype_of(args["dtype"]))};
+  };
 }
 
 void add_indexing(Table& t) {
@@ -258,11 +291,19 @@ void add_indexing(Table& t) {
   placement(t, "at_mul", at_mul);
   placement(t, "at_min", at_min);
   placement(t, "at_max", at_max);
+  placement(t, "at_divide", at_divide);
+  placement(t, "at_power", at_power);
+  t["at_get"] = [](const Arrays& in, const Value& args) {
+    std::optional<Arr> fill;
+    if (const Value* v = args.find("fill_value"); v && *v) fill = number_of(*v);
+    return Arrays{at_get(input(in, 0), indices_of(args["idx"], in),
+                         mode_of(args, IndexMode::promise_in_bounds), fill)};
+  };
   t["updated_slice"] = [](const Arrays& in, const Value& args) {
-    std::vector<std::pair<Name, NamedArray>> start;
+    std::vector<std::pair<AxisSelector, NamedArray>> start;
     const Value& s = args["start"];
     for (std::size_t i = 0; i < s.keys.size(); ++i)
-      start.emplace_back(s.keys[i], number_of(s.items[i]).array());
+      start.emplace_back(AxisSelector(s.keys[i]), number_of(s.items[i]).array());
     return Arrays{updated_slice(input(in, 0), start, input(in, 1))};
   };
   t["slice"] = [](const Arrays& in, const Value& args) {
@@ -282,10 +323,18 @@ void add_indexing(Table& t) {
   };
 }
 
+LinspaceOptions spacing_of(const Value& args) {
+  return {.start = args["start"].as_real(),
+          .stop = args["stop"].as_real(),
+          .endpoint = args["endpoint"].as_flag(true),
+          .dtype = golden::dtype_of(args["dtype"])};
+}
+
 void add_creation(Table& t) {
   t["one_hot"] = [](const Arrays& in, const Value& args) {
-    return Arrays{
-        one_hot(input(in, 0), axis_of(args["class"]), dtype_or(args["dtype"], DType::f32))};
+    const Value* id = args.find("id");
+    return Arrays{one_hot(id ? number_of(*id) : Arr(input(in, 0)), axis_of(args["class"]),
+                          dtype_or(args["dtype"], DType::f32))};
   };
   t["arange"] = [](const Arrays&, const Value& args) {
     ArangeOptions options;
@@ -295,10 +344,19 @@ void add_creation(Table& t) {
     return Arrays{arange(axis_of(args["axis"]), options)};
   };
   t["linspace"] = [](const Arrays&, const Value& args) {
-    if (!args["axis"].is(Value::Kind::list)) throw Skip{"linspace of a bare name"};
-    return Arrays{linspace(axis_of(args["axis"]), {.start = args["start"].as_real(),
-                                                   .stop = args["stop"].as_real(),
-                                                   .endpoint = args["endpoint"].as_flag(true)})};
+    return Arrays{linspace(selector_of(args["axis"]), spacing_of(args))};
+  };
+  t["geomspace"] = [](const Arrays&, const Value& args) {
+    return Arrays{geomspace(selector_of(args["axis"]), spacing_of(args))};
+  };
+  t["logspace"] = [](const Arrays&, const Value& args) {
+    const LinspaceOptions o = spacing_of(args);
+    const Value* base = args.find("base");
+    return Arrays{logspace(selector_of(args["axis"]), {.start = o.start,
+                                                       .stop = o.stop,
+                                                       .endpoint = o.endpoint,
+                                                       .base = base ? base->as_real() : 10,
+                                                       .dtype = o.dtype})};
   };
   t["zeros"] = [](const Arrays&, const Value& args) {
     return Arrays{zeros(spec_of(args["axes"]), dtype_or(args["dtype"], DType::f32))};

@@ -1,4 +1,5 @@
 // Elementwise ops under the names of Haliax.
+#include "haliax/aliases.h"
 #include "table.h"
 
 namespace golden {
@@ -67,10 +68,30 @@ void add_elementwise_ops(Table& t) {
   unary(t, "signbit", hx::signbit);
   unary(t, "logical_not", hx::logical_not);
   unary(t, "bitwise_not", hx::bitwise_not);
-  t["round"] = [](const Arrays& in, const Value& args) {
+  unary(t, "absolute", hx::absolute);
+  unary(t, "fabs", hx::fabs);
+  unary(t, "rint", hx::rint);
+  unary(t, "fix", hx::fix);
+  unary(t, "degrees", hx::degrees);
+  unary(t, "radians", hx::radians);
+  unary(t, "invert", hx::invert);
+  unary(t, "copy", hx::copy);
+  unary(t, "sinc", hx::sinc);
+  unary(t, "i0", hx::i0);
+  t["round"] = t["around"] = [](const Arrays& in, const Value& args) {
     const Value* decimals = args.find("decimals");
-    return Arrays{decimals ? hx::round(input(in, 0), int(decimals->as_integer()))
-                           : hx::round(input(in, 0))};
+    return Arrays{hx::around(input(in, 0), decimals ? int(decimals->as_integer()) : 0)};
+  };
+  t["isclose"] = [](const Arrays& in, const Value& args) {
+    hx::CloseOptions o;
+    if (const Value* rtol = args.find("rtol")) o.rtol = rtol->as_real();
+    if (const Value* atol = args.find("atol")) o.atol = atol->as_real();
+    o.equal_nan = args["equal_nan"].as_flag(false);
+    return Arrays{hx::isclose(input(in, 0), input(in, 1), o)};
+  };
+  t["nonzero"] = [](const Arrays& in, const Value& args) {
+    const Value* fill = args.find("fill_value");
+    return hx::nonzero(input(in, 0), axis_of(args["new_axis"]), fill ? fill->as_integer() : 0);
   };
   t["astype"] = [](const Arrays& in, const Value& args) {
     return Arrays{hx::astype(input(in, 0), hx::dtype_of(args["dtype"].as_text()))};
@@ -92,6 +113,10 @@ void add_elementwise_ops(Table& t) {
   binary(t, "nextafter", hx::nextafter);
   binary(t, "fmax", hx::fmax);
   binary(t, "fmin", hx::fmin);
+  binary(t, "true_divide", hx::true_divide);
+  binary(t, "remainder", hx::remainder);
+  binary(t, "logaddexp2", hx::logaddexp2);
+  binary(t, "float_power", hx::float_power);
   binary(t, "equal", hx::equal);
   binary(t, "not_equal", hx::not_equal);
   binary(t, "less", hx::less);
@@ -107,6 +132,13 @@ void add_elementwise_ops(Table& t) {
   binary(t, "left_shift", hx::left_shift);
   binary(t, "right_shift", hx::right_shift);
 
+  t["divmod"] = [](const Arrays& in, const Value& args) {
+    const Value *lhs = args.find("lhs"), *rhs = args.find("rhs");
+    auto [quotient, rest] = lhs   ? hx::divmod(number_of(*lhs), input(in, 0))
+                            : rhs ? hx::divmod(input(in, 0), number_of(*rhs))
+                                  : hx::divmod(input(in, 0), input(in, 1));
+    return Arrays{quotient, rest};
+  };
   t["where"] = [](const Arrays& in, const Value& args) {
     std::size_t next = 1;
     auto choice = [&](const char* name) -> Arr {

@@ -117,11 +117,10 @@ TEST_CASE("cheatsheet: indexing, nn and random") {
   CHECK(same(x[{"vocab", ids}], index(x, {{"vocab", ids}})));
   {
     auto i = NamedArray(1).astype(DType::i32);
-    CHECK(same(index(x, {{"pos", ds(i, Axis("pos", 4))}}), slice(x, "pos", 1, 4)));
+    CHECK(same(index(x, {{"pos", ds(i, 4)}}), slice(x, "pos", 1, 4)));
+    CHECK(same(x[{"pos", dblock(i, 2)}], slice(x, "pos", 2, 2)));
     auto pairs = broadcast_axis(x, Axis("batch", 2));
-    auto same_part = [&](const NamedArray& x) {
-      return x[{{"batch", 0}, {"pos", ds(i, Axis("pos", 4))}}];
-    };
+    auto same_part = [&](const NamedArray& x) { return x[{{"batch", 0}, {"pos", ds(i, 4)}}]; };
     CHECK(same(same_part(pairs), slice(x, "pos", 1, 4)));
   }
   CHECK(same(take(x, "vocab", ids), index(x, {{"vocab", ids}})));
@@ -170,6 +169,66 @@ TEST_CASE("cheatsheet: indexing, nn and random") {
   CHECK(!same(random::normal(k1, Pos), random::normal(k2, Pos)));
   CHECK(names(vmap([](const Key& k) { return random::normal(k, Pos); }, Layers)(keys)) ==
         Names{"layers", "pos"});
+}
+
+TEST_CASE("cheatsheet: other functions of arrays") {
+  auto [A, B] = make_axes("a", 2, "b", 3);
+  const Axes axes{A, B};
+  const Axis K("k", 2), Counts("count", 4);
+  const auto key = random::key(0);
+  auto x = random::normal(key, axes).eval(), y = x, z = x;
+  auto c = x > 0.;
+  const auto d = DType::f32;
+  CHECK(names(named(x, {"p", "q"})) == Names{"p", "q"});
+  CHECK(x.shape()["a"] == 2);
+  CHECK(x.axis_size({"a", "b"}) == std::vector<std::int64_t>{2, 3});
+  CHECK(x.resolve_axis({"a", "b"}) == axes);
+  CHECK(x.axis_indices("b") == std::optional<std::size_t>(1));
+  CHECK(x.matches_axes("a ..."));
+  CHECK(axis_name(axes) == unsize_axes(axes));
+  CHECK(resolve_axis(axes, "a") == A);
+  CHECK(without_axes(axes, A, true) == Axes{B});
+  CHECK(flatten_axes(axes, {"a", "b"}, "ab") == Axes{{"ab", 6}});
+  CHECK(broadcast_arrays({x, y}, false).size() == 2);
+  CHECK(allclose(x, y));
+  CHECK(all(isclose(x, y, {.atol = 0.1})).item() == 1);
+  CHECK(array_equal(x, y));
+  CHECK(array_equiv(x, y));
+  CHECK(same(where(c, -1, K)[0], nonzero(c, K, -1)[0]));
+  CHECK(nonzero(c, K).size() == 2);
+  CHECK(same(ptp(x, "b"), max(x, "b") - min(x, "b")));
+  auto ids = array({0, 2}, A).astype(DType::i32);
+  CHECK(sum(bincount(ids, Counts)).item() == 2);
+  CHECK(same(var(x, "b", {.dtype = d}), var(x, "b")));
+  CHECK(same(cumsum(x, "b", d), cumsum(x, "b")));
+  CHECK(linspace("n", {.start = 0, .stop = 1}).size() == 50);
+  auto i = sum(arange(K));
+  CHECK(same(arange(A, i), arange(A) + 1));
+  CHECK(names(pad(x, {{B, {1, 1}}}, PadMode::edge)) == names(x));
+  auto counts = array({1, 0, 3}, B).astype(DType::i32);
+  CHECK(repeat(x, "b", counts, 4).axis_size("b") == 4);
+  CHECK(same(roll(x, {1, 2}, {"a", "b"}), roll(roll(x, 1, "a"), 2, "b")));
+  CHECK(same(slice(x, {{"a", 0}, {"b", i}}, {{"a", 1}, {"b", 2}}),
+             slice(slice(x, "a", 0, 1), "b", 1, 2)));
+  auto u = zeros(A);
+  CHECK(sum(x.at({"b", ids}).set(u, IndexMode::clip)[{"b", ids}]).item() == 0);
+  CHECK(same(x.at({"b", ids}).get(IndexMode::fill, 0), x[{"b", ids}]));
+  const std::vector<NamedArray> arrays{x, y, z};
+  CHECK(same(dot(arrays, "b"), x.dot(y, z, "b")));
+  CHECK(same(dot(x, y, "b", {.preferred_element_type = DType::f32}), dot(x, y, "b")));
+  CHECK(random::maybe_rng_split<2>(key).size() == 2);
+  CHECK(names(random::shaped_rng_split(key, {A, B}).words) == Names{"a", "b", key_word});
+  CHECK(random::choice(key, K, x, "b", false).axes() == Axes{K, A});
+  CHECK(same(one_hot(-1, B), where(arange(B) == 2, 1., zeros(B))));
+  {
+    auto f = [](const NamedArray& v) { return v * 2.; };
+    CHECK(same(vmap(f, {"a", "b"})(x), x * 2.));
+  }
+  {
+    auto w = ones(B);
+    auto f = [](const NamedArray& v, const NamedArray& w) { return v * w; };
+    CHECK(same(vmap([&](const NamedArray& x) { return f(x, w); }, "a")(x), x));
+  }
 }
 
 TEST_CASE("cheatsheet: modules and transforms") {

@@ -47,6 +47,21 @@ Entries reduction_entries() {
       {"var", {"b2n3"}, [](In x) { return var(x[0], "n"); }, "b2"},
       {"var of a sample", {"b2n3"}, [](In x) { return var(x[0], "n", {.ddof = 1}); }, "b2"},
       {"std_dev", {"b2n3"}, [](In x) { return std_dev(x[0], "n"); }, "b2"},
+      {"var in another dtype",
+       {ints("b2n3", 0, 9)},
+       [](In x) { return var(x[0], "n", {.dtype = DType::f64}); },
+       "b2",
+       DType::f64},
+      {"ptp", {"b2n3"}, [](In x) { return ptp(x[0], "n"); }, "b2"},
+      {"bincount",
+       {ints("n6", 0, 4), "n6"},
+       [](In x) { return bincount(x[0], K, Arr(x[1])); },
+       "k5"},
+      {"bincount without weights",
+       {ints("n6", -1, 7)},
+       [](In x) { return bincount(x[0], K); },
+       "k5",
+       i32},
       {"any", {mask("b2n3")}, [](In x) { return any(x[0], "n"); }, "b2", b8},
       {"all", {mask("b2n3")}, [](In x) { return all(x[0], "n"); }, "b2", b8},
       {"argmax", {"b2n3"}, [](In x) { return argmax(x[0], "n"); }, "b2", i32},
@@ -65,6 +80,11 @@ Entries reduction_entries() {
       {"standardize", {"b2n3"}, [](In x) { return standardize(x[0], "n"); }, "b2n3"},
       {"cumsum", {"b2n3"}, [](In x) { return cumsum(x[0], "n"); }, "b2n3"},
       {"cumprod", {positive("b2n3")}, [](In x) { return cumprod(x[0], "n"); }, "b2n3"},
+      {"cumsum in another dtype",
+       {ints("b2n3", 0, 9)},
+       [](In x) { return cumsum(x[0], "n", f32); },
+       "b2n3",
+       f32},
       {"sort", {"b2n6"}, [](In x) { return sort(x[0], "n"); }, "b2n6"},
       {"sort along the first axis", {"n6b2"}, [](In x) { return sort(x[0], "n"); }, "n6b2"},
       {"argsort", {"b2n6"}, [](In x) { return argsort(x[0], "n"); }, "b2n6", i32},
@@ -200,6 +220,42 @@ Entries shape_entries() {
          return pad(x[0], {{"n", {1, 2}}}, x[1]);
        },
        "b2n6"},
+      {"repeat by counts",
+       {"b2n3", ints("n3", 0, 3)},
+       [](In x) { return repeat(x[0], "n", x[1], 5); },
+       "b2n5"},
+      {"roll of two axes",
+       {"b2n3"},
+       [](In x) {
+         return roll(x[0], {1, -1}, {"b", "n"});
+       },
+       "b2n3"},
+      {"pad by reflection",
+       {"b2n3"},
+       [](In x) {
+         return pad(x[0], {{N, {3, 2}}}, PadMode::reflect);
+       },
+       "b2n8"},
+      {"pad by a ramp",
+       {"b2n3"},
+       [](In x) {
+         return pad(x[0], {{"n", {2, 3}}}, PadMode::linear_ramp);
+       },
+       "b2n8"},
+      {"pad by the median",
+       {"b2n4"},
+       [](In x) {
+         return pad(x[0], {{"n", {1, 1}}}, PadMode::median);
+       },
+       "b2n6"},
+      {"pad_left", {"b2n3"}, [](In x) { return pad_left(x[0], "n", K); }, "b2k5"},
+      {"broadcast_arrays",
+       {"b2", "n3"},
+       [](In x) {
+         auto both = broadcast_arrays({x[0], x[1]}, false);
+         return both[0] * both[1];
+       },
+       "b2n3"},
       {"flip", {"b2n3"}, [](In x) { return flip(x[0], "n"); }, "b2n3"},
       {"tril", {"n3b2k3"}, [](In x) { return tril(x[0], "n", "k"); }, "b2n3k3"},
       {"triu", {"b2n3k3"}, [](In x) { return triu(x[0], "n", "k", 1); }, "b2n3k3"},
@@ -232,7 +288,13 @@ Entries picking_entries() {
        [](In x) {
          return index(x[0], {{"n", ds(x[1], Axis("m", 2))}});
        },
-       "b2m2"},
+       "b2n2"},
+      {"ds out of range",
+       {"b2n5", ints("", 3, 6)},
+       [](In x) {
+         return index(x[0], {{"n", ds(x[1], 4)}});
+       },
+       "b2n4"},
       {"index",
        {"b2n6"},
        [](In x) {
@@ -251,6 +313,66 @@ Entries picking_entries() {
          return index(x[0], {{"n", x[1]}, {"b", 1}});
        },
        "k4"},
+      {"index by an array with a shared axis",
+       {"b2n5", ints("b2k4", 0, 5)},
+       [](In x) {
+         return index(x[0], {{"n", x[1]}});
+       },
+       "b2k4"},
+      {"at_get",
+       {"b2n5", ints("k4", -7, 8)},
+       [](In x) {
+         return at_get(x[0], {{"n", x[1]}}, IndexMode::fill, 3.);
+       },
+       "b2k4"},
+      {"at_set by an array with a shared axis",
+       {"b2n5", ints("b2", 0, 5), "b2"},
+       [](In x) {
+         return at_set(x[0], {{"n", x[1]}}, x[2]);
+       },
+       "b2n5"},
+      {"at_set at a dynamic slice",
+       {"b2n5", ints("", 3, 6), "b2n4"},
+       [](In x) {
+         return at_set(x[0], {{"n", ds(x[1], 4)}}, x[2]);
+       },
+       "b2n5"},
+      {"at_add by an array with a shared axis",
+       {"b2n5", ints("b2k4", -2, 7), "b2k4"},
+       [](In x) {
+         return at_add(x[0], {{"n", x[1]}}, x[2], IndexMode::clip);
+       },
+       "b2n5"},
+      {"at_mul by an array",
+       {"b2n5", ints("k4", 0, 5), "b2k4"},
+       [](In x) {
+         return at_mul(x[0], {{"n", x[1]}}, x[2]);
+       },
+       "b2n5"},
+      {"at_min by an array",
+       {"b2n5", ints("b2k4", 0, 5), "k4"},
+       [](In x) {
+         return at_min(x[0], {{"n", x[1]}}, x[2]);
+       },
+       "b2n5"},
+      {"at_max by an array",
+       {"b2n5", ints("k4", 0, 5), "b2k4"},
+       [](In x) {
+         return at_max(x[0], {{"n", x[1]}}, x[2]);
+       },
+       "b2n5"},
+      {"at_divide",
+       {"b2n5", ints("k4", 0, 5), positive("k4")},
+       [](In x) {
+         return at_divide(x[0], {{"n", x[1]}}, x[2]);
+       },
+       "b2n5"},
+      {"at_power",
+       {positive("b2n5"), ints("k4", 0, 5), "k4"},
+       [](In x) {
+         return at_power(x[0], {{"n", x[1]}}, x[2]);
+       },
+       "b2n5"},
       {"at_set",
        {"b2n5", "b2"},
        [](In x) {
