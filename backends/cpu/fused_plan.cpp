@@ -157,7 +157,7 @@ class Planner : FusedAnalysis {
     Info& me = info(i);
     const Instr& in = instr(i);
     int where = home_of(me, inner_tape);
-    if (is_leaf(in.code)) return emit_leaf(i, where);
+    if (program::is_leaf(in.code)) return emit_leaf(i, where);
     if (is_reduction(in.code)) {
       Op& op = push(in_outer, Op::finish, me.extent, lane_type_of(in.dtype));
       op.reduction = me.reduction;

@@ -159,6 +159,7 @@ class StaticValue {
 struct Walk {
   bool with_paths = false;    ///< collects paths
   bool with_statics = false;  ///< collects static values
+  bool with_modules = false;  ///< collects modules, inference flags and layer axes
 
   std::vector<NamedArray*> arrays;  ///< the arrays, inside of the tree
   std::vector<bool> frozen;         ///< for each array: true inside of a `Frozen`
@@ -180,6 +181,27 @@ struct Walk {
     int value = -1;       ///< index in `values`, or -1
   };
   std::vector<Described> described;  ///< with paths and statics: each static value
+
+  /// A module of the tree.
+  struct Module {
+    std::string path;            ///< its path
+    void* node;                  ///< its address
+    void (*type)(Walk&, void*);  ///< the function that traverses its type, and identifies it
+  };
+  std::vector<Module> modules;  ///< with modules: those of the types in `collected`
+  /// The weight of a layer, with its input and output axes.
+  struct Matrix {
+    const NamedArray* weight;  ///< its address in the tree
+    AxisSpec In, Out;          ///< the axes
+  };
+  std::vector<Matrix> matrices;  ///< with modules: `weight` of modules with `In` and `Out`
+  std::vector<bool*> inference;  ///< with modules: each field `bool inference`
+  std::vector<std::vector<Axis>>
+      layers;  ///< with modules: for each array, the enclosing layer axes
+  /// Types of the modules to collect. The contents of a collected module are not traversed if
+  /// `stop` is true.
+  std::vector<void (*)(Walk&, void*)> collected;
+  bool stop = false;  ///< treats collected modules as leaves
 
   Walk();
   Walk(Walk&&) noexcept;
@@ -203,8 +225,9 @@ struct Walk {
   /// A function that writes the names of fields.
   using WriteNames = void (*)(std::string_view* names, std::size_t count);
 
-  std::string path;      ///< path of the current part
-  int frozen_depth = 0;  ///< number of `Frozen` around it
+  std::string path;               ///< path of the current part
+  int frozen_depth = 0;           ///< number of `Frozen` around it
+  std::vector<Axis> layers_here;  ///< with modules: the layer axes around it
 
   /// Adds an array.
   void leaf(NamedArray& array);
@@ -212,7 +235,9 @@ struct Walk {
   void parts(const Part* parts, std::size_t count, WriteNames names);
   /// Traverses the items of a sequence in contiguous memory.
   void items(void* first, std::size_t size_of_item, std::size_t count, void (*visit)(Walk&, void*));
-  /// Traverses a part under a name.
+  /// Adds a module if its type is collected. Returns true if its contents are a leaf.
+  bool module(void* node, void (*type)(Walk&, void*));
+  /// Traverses a part under a name. An empty name adds no level to the path.
   void named(std::string_view name, const Part& part);
   /// Adds the bytes of a static value.
   void add_bytes(const void* bytes, std::size_t size);
@@ -262,6 +287,23 @@ template <class T> void visit(Walk& w, void* address) {
   using reflect::Kind;
   constexpr Kind kind = reflect::kind<T>;
   T& node = *static_cast<T*>(address);
+  if constexpr (kind == Kind::listed || kind == Kind::fields) {
+    using M = std::remove_const_t<T>;
+    if (w.with_modules) {
+      if (w.module(address, &visit<M>)) return;
+      if constexpr (requires(M & m) {
+                      { m.inference } -> std::same_as<bool&>;
+                    })
+        w.inference.push_back(&static_cast<M*>(address)->inference);
+      if constexpr (requires(M & m) {
+                      { m.weight } -> std::same_as<NamedArray&>;
+                      { m.In } -> std::same_as<AxisSpec&>;
+                      { m.Out } -> std::same_as<AxisSpec&>;
+                    })
+        w.matrices.push_back({&node.weight, node.In, node.Out});
+      if constexpr (requires { requires M::is_stacked; }) w.layers_here.push_back(node.Layers);
+    }
+  }
   auto erase = [](const void* p) { return const_cast<void*>(p); };
   auto parts = [&]<class... P>(P&... part) {
     const Walk::Part table[] = {{erase(&part), &visit<P>}..., {nullptr, nullptr}};
@@ -323,6 +365,8 @@ template <class T> void visit(Walk& w, void* address) {
   } else if constexpr (kind != Kind::nothing) {
     reflect::refuse<kind, std::remove_const_t<T>>();
   }
+  if constexpr (requires { requires T::is_stacked; })
+    if (w.with_modules) w.layers_here.pop_back();
 }
 
 /// Adds the contents of `tree` to `w`.
@@ -334,6 +378,7 @@ template <class T> void walk(Walk& w, T& tree) {
 struct WalkOptions {
   bool paths = false;    ///< collects paths
   bool statics = false;  ///< collects static values
+  bool modules = false;  ///< collects modules, inference flags and layer axes
 };
 
 /// Returns the contents of a tree.
@@ -344,6 +389,7 @@ template <class T> Walk walk_of(const T& tree, WalkOptions options = {}) {
   Walk w;
   w.with_paths = options.paths;
   w.with_statics = options.statics;
+  w.with_modules = options.modules;
   haliax::visit<T>(w, const_cast<T*>(&tree));  // qualified, so that it is not std::visit
   return w;
 }
@@ -433,6 +479,68 @@ template <class T, class F> void for_each_leaf(T& tree, F&& f) {
   Walk w = walk_of(tree, {.paths = true});
   for (std::size_t i = 0; i < w.arrays.size(); ++i)
     f(std::as_const(w.paths[i]), static_cast<Leaf&>(*w.arrays[i]), bool(w.frozen[i]));
+}
+
+namespace detail {
+template <class... M, class T> Walk walk_of_modules(const T& tree, bool stop) {
+  Walk w;
+  w.with_paths = true;
+  w.with_modules = true;
+  w.stop = stop;
+  w.collected = {&haliax::visit<M>...};
+  haliax::visit<T>(w, const_cast<T*>(&tree));
+  return w;
+}
+}  // namespace detail
+
+/// Calls `f(path, module)` for each module of type `M`, in the order of the fields. Modules inside
+/// of modules of type `M` are included. `f` may change the module if the tree is not const.
+///
+///     for_each_module<nn::Dropout>(model, [](auto& path, nn::Dropout& d) { d.pdrop = 0; });
+///
+/// @param tree  the tree
+/// @param f     `f(path, module)`
+template <class M, class T, class F> void for_each_module(T& tree, F&& f) {
+  using Found = std::conditional_t<std::is_const_v<T>, const M, M>;
+  for (auto& m : detail::walk_of_modules<M>(tree, false).modules)
+    f(std::as_const(m.path), *static_cast<Found*>(m.node));
+}
+
+/// The types of modules that `tree_map` treats as leaves; see `is_leaf`.
+template <class... M> struct LeafModules {};
+/// Selects types of modules for `tree_map(f, tree, is_leaf<nn::Linear>)`.
+template <class... M> inline constexpr LeafModules<M...> is_leaf{};
+
+/// Returns a tree in which each module of a type `M` is `f` of the module, and each array outside
+/// of these modules is `f` of the array. If `f` does not accept arrays, they stay unchanged.
+///
+///     auto halves = tree_map([](const nn::Linear& l) { return half_of(l); }, model,
+///                            is_leaf<nn::Linear>);
+///
+/// @param f     `f(module)` -> module of the same type
+/// @param tree  the tree
+template <class F, class T, class... M> T tree_map(F&& f, T tree, LeafModules<M...>) {
+  const Walk w = detail::walk_of_modules<M...>(tree, true);
+  auto assign = [&]<class One>(const Walk::Module& m, std::type_identity<One>) {
+    if (m.type != &haliax::visit<One>) return;
+    auto& module = *static_cast<One*>(m.node);
+    module = f(std::as_const(module));
+  };
+  for (auto& m : w.modules) (assign(m, std::type_identity<M>()), ...);
+  if constexpr (std::is_invocable_r_v<NamedArray, F&, const NamedArray&>)
+    for (auto* a : w.arrays)
+      if (!a->empty()) *a = f(std::as_const(*a));
+  return tree;
+}
+
+/// Returns a copy of the model in which each field `bool inference` is `value`, as those of all
+/// `nn::Dropout`. The flags are static, so `jit` traces the two modes separately.
+///
+///     auto eval_model = inference_mode(model);          // dropout returns its argument
+///     auto train_model = inference_mode(model, false);  // dropout is active
+template <class T> T inference_mode(T model, bool value = true) {
+  for (bool* flag : walk_of(model, {.modules = true}).inference) *flag = value;
+  return model;
 }
 
 /// Returns the path of each array, such as `blocks.0.attn.weight`, in the order of `flatten`.

@@ -72,6 +72,13 @@ void Walk::leaf(NamedArray& a) {
   arrays.push_back(&a);
   frozen.push_back(frozen_depth > 0);
   if (with_paths) paths.push_back(path);
+  if (with_modules) layers.push_back(layers_here);
+}
+
+bool Walk::module(void* node, void (*type)(Walk&, void*)) {
+  if (std::find(collected.begin(), collected.end(), type) == collected.end()) return false;
+  modules.push_back({path, node, type});
+  return stop;
 }
 
 // Names are only created if they are needed, since every call of a jitted function traverses its
@@ -104,7 +111,7 @@ void Walk::items(void* first, std::size_t size_of_item, std::size_t count,
 
 void Walk::named(std::string_view name, const Part& part) {
   const std::size_t mark = path.size();
-  if (mark) path += '.';
+  if (mark && !name.empty()) path += '.';
   path += name;
   part.visit(*this, part.node);
   path.resize(mark);

@@ -54,7 +54,7 @@ std::string computed_by(const program::Fused& f) {
   std::vector<std::string> names;
   for (auto& i : f.code) {
     std::string name = program::name_of(i.code);
-    bool moves = is_leaf(i.code) || i.code == Code::cast || i.code == Code::store;
+    bool moves = program::is_leaf(i.code) || i.code == Code::cast || i.code == Code::store;
     if (!moves && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   constexpr std::size_t most = 12;
