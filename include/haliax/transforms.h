@@ -5,12 +5,14 @@
 // modules, and vectors, pairs, tuples and maps of them. Functions return their results: they must
 // not assign to captured variables. Arguments are passed as `const`.
 #pragma once
-#include <optional>
+#include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "haliax/array.h"
 #include "haliax/tree.h"
@@ -20,36 +22,91 @@ namespace [[gnu::visibility("default")]] haliax {
 /// @name Loop options
 /// @{
 
+/// The intermediates of a block to save: all, none, or those with a name; see
+/// `tree_checkpoint_name`.
+class BlockInternals {
+ public:
+  /// Saves no intermediates.
+  BlockInternals() = default;
+  /// Saves all intermediates, or none.
+  BlockInternals(bool all) : all_(all) {}
+  /// Saves the intermediates with these names.
+  BlockInternals(std::initializer_list<const char*> names) : names_(names.begin(), names.end()) {}
+  BlockInternals(std::vector<std::string> names) : names_(std::move(names)) {}
+  /// Returns true if all intermediates are saved.
+  bool all() const { return all_; }
+  /// Returns the names of the intermediates to save.
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  bool all_ = false;
+  std::vector<std::string> names_;
+};
+
+/// The residuals of a loop in detail, with the fields of Haliax. It converts to a `ScanCheckpoint`.
+///
+///     blocks.gradient_checkpointing =
+///         ScanCheckpointPolicy{.save_block_internals = {"attn_out"}};   // and the carries
+/// @see ScanCheckpoint, tree_checkpoint_name
+struct ScanCheckpointPolicy {
+  /// Has no effect: the backward pass starts each iteration from its carry, so every policy saves
+  /// carries.
+  bool save_carries = true;
+  /// Has no effect: the arguments of a loop stay in memory, and are sliced again.
+  bool save_inputs = false;
+  /// Intermediates to save: all (the policy `none` of `ScanCheckpoint`), or those with a name.
+  BlockInternals save_block_internals = {};
+  /// Names of further intermediates to save. They stay in the memory of the device: values are not
+  /// moved to the host.
+  std::vector<std::string> offload_block_internals = {};
+  bool disable = false;  ///< Saves all residuals, as the policy `none`.
+  bool simple = false;   ///< Has no effect: as the policy `carries`.
+  /// 0: no blocks. 1 or true: about sqrt(n) blocks of iterations. Otherwise: the number of blocks,
+  /// which must divide the size of the axis.
+  std::int64_t nested = 0;
+};
+
 /// The policy for the residuals of a loop: save them, or recompute (rematerialize) them in the
 /// backward pass.
 ///
 /// | policy | saved | recomputed |
 /// |---|---|---|
 /// | `none` (default) | the residuals of each iteration | nothing |
-/// | `carries` | the carry of each iteration | the body once |
-/// | `nested` | about every sqrt(n)-th carry of n iterations | the body twice |
+/// | `carries` | the carry of each iteration, and intermediates with a name in `saved` | the rest
+/// of the body once | | `nested` | the carry of each of about sqrt(n) blocks of iterations | the
+/// body twice |
 ///
-/// It converts from a name, or from a bool: `true` is `carries`.
+/// It converts from a name, from a bool, where `true` is `carries`, and from a
+/// `ScanCheckpointPolicy`.
 struct ScanCheckpoint {
   /// The policies.
   enum class Policy : std::uint8_t {
     none,     ///< saves the residuals; the fastest
     carries,  ///< saves the carries, and recomputes the body
-    /// Saves about every sqrt(n)-th carry and recomputes the body twice, but its sums over devices
-    /// once. The least memory.
+    /// Saves the carry of each block of iterations and recomputes the body twice, but its sums over
+    /// devices once. The least memory.
     nested,
   };
   static constexpr bool is_static = true;  ///< a field of a module is static
   Policy policy = Policy::none;            ///< the policy
+  std::int64_t blocks = 0;                 ///< number of blocks of `nested`; 0: about sqrt(n)
+  std::vector<std::string> saved = {};     ///< names of intermediates that are saved as well
   /// Creates the policy `none`.
   ScanCheckpoint() = default;
   /// Converts a policy, or a bool: `true` is `carries`, `false` is `none`.
   ScanCheckpoint(Policy p) : policy(p) {}
   ScanCheckpoint(bool on) : policy(on ? Policy::carries : Policy::none) {}
-  /// Converts a name: `"none"` (`"save_all"`), `"carries"` (`"full"`, `"recompute"`) or `"nested"`.
+  /// Converts a name: `"none"` (`"save_all"`), `"carries"` (`"full"`, `"recompute"`, `"offload"`)
+  /// or `"nested"`. `"offload"` saves carries in the memory of the device: values are not moved to
+  /// the host.
   ///
   /// @throws haliax::Error for any other name
   ScanCheckpoint(const char* name, SourceLocation at = SourceLocation::current());
+  /// Converts a policy in detail.
+  ///
+  /// @throws haliax::Error if all intermediates are saved and some are to be offloaded, or if
+  ///     `nested` is negative
+  ScanCheckpoint(const ScanCheckpointPolicy& policy, SourceLocation at = SourceLocation::current());
   friend bool operator==(const ScanCheckpoint&, const ScanCheckpoint&) = default;
 };
 
@@ -111,7 +168,9 @@ struct Vmap {
 std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Leaves& init,
                                const std::vector<std::string>& paths, const Leaves& xs,
                                BodyFunction);
-Leaves checkpoint(LeafFunction, const Leaves& in, SourceLocation);
+Leaves checkpoint(LeafFunction, const Leaves& in, SourceLocation,
+                  const std::vector<std::string>& saved = {});
+NamedArray with_checkpoint_name(const NamedArray&, const std::string& name, SourceLocation);
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> backward,
                   Leaves (*call)(void*, const Leaves& in, const Leaves& out,
                                  const Leaves& cotangents));
@@ -581,17 +640,45 @@ T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = fa
 /// The values are those of `f`. The arguments of `f` and the arrays that it captures are saved.
 ///
 ///     auto y = checkpoint(block)(x);
+///     auto z = checkpoint(block, {"attn_out"})(x);   // does not recompute "attn_out"
+///
+/// @param f      function of trees
+/// @param saved  names of intermediates that are saved as well; see `tree_checkpoint_name`
+/// @param at     the line that error messages name
 /// @see ScanCheckpoint
-template <class F> auto checkpoint(F f, SourceLocation at = SourceLocation::current()) {
-  return detail::transform_of<F>([f, at](const auto&... args) {
+template <class F>
+auto checkpoint(F f, std::vector<std::string> saved,
+                SourceLocation at = SourceLocation::current()) {
+  return detail::transform_of<F>([f, at, saved = std::move(saved)](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
     using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
     if constexpr (!std::is_void_v<R>) {
       detail::LeafCall<F, A, R> call{&f, A(args...)};
-      auto out = detail::checkpoint(call.function(), flatten(call.like), at);
+      auto out = detail::checkpoint(call.function(), flatten(call.like), at, saved);
       return unflatten(std::move(*call.out), out);
     }
   });
+}
+template <class F> auto checkpoint(F f, SourceLocation at = SourceLocation::current()) {
+  return checkpoint(std::move(f), std::vector<std::string>(), at);
+}
+
+/// Returns the tree with a name for its arrays. Policies that list the name save these arrays for
+/// the backward pass instead of recomputing them. Without such a policy, it has no effect.
+///
+/// A policy of a loop applies to the names in its body, and not to those in loops inside of the
+/// body.
+///
+///     auto attn_out = tree_checkpoint_name(attention(x), "attn_out");
+///
+/// @param tree  array or tree
+/// @param name  the name; several arrays may share it
+/// @see ScanCheckpointPolicy::save_block_internals, checkpoint
+template <class T>
+T tree_checkpoint_name(const T& tree, const std::string& name,
+                       SourceLocation at = SourceLocation::current()) {
+  return tree_map([&](const NamedArray& a) { return detail::with_checkpoint_name(a, name, at); },
+                  tree);
 }
 
 /// Returns `forward` with a gradient of your own.

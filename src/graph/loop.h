@@ -56,6 +56,7 @@ struct Loop : Payload {
   bool drop = false;     // true: slices lack the axis (scan); false: slices have it
   bool reverse = false;  // last iteration first
   Save save = Save::all;
+  Names saved_names = {};  // checkpoint names of further values to save
   // loop over tiles of scores: matmuls skip blocks that masks make 0
   bool of_scores = false;
   // sums and extremes of tiles: the order of iterations changes only the rounding

@@ -27,6 +27,12 @@ struct AlongAttr {
   Attr attr() const { return {.names = {axis}}; }
   static AlongAttr of(const Node& n) { return {n.attr.names[0]}; }
 };
+// The name by which a checkpoint policy saves a value.
+struct CheckpointNameAttr {
+  Name name;
+  Attr attr() const { return {.names = {name}}; }
+  static CheckpointNameAttr of(const Node& n) { return {n.attr.names[0]}; }
+};
 // argmax, argmin: the reduced axes, in the order in which flat positions count them; other
 // reductions have no attribute. softmax, logsumexp: the axes of the sums.
 struct ReduceAttr {

@@ -180,7 +180,12 @@ NodePtr tracer(const NodePtr& x, Name path = {});
 // common parts. attr: a ChunkKey.
 NodePtr enter(const NodePtr&, const Attr&region), leave(const NodePtr&, const Attr&region);
 NodePtr gradient_barrier(const NodePtr&);
-extern const Op kBarrier, kShardingConstraint, kTracer, kEnter, kLeave, kGradientBarrier;
+// Returns x with a name, by which a checkpoint policy saves it. checkpoint_name_of: the name of
+// such a node.
+NodePtr checkpoint_name(const NodePtr& x, Name);
+std::optional<Name> checkpoint_name_of(const Node&);
+extern const Op kBarrier, kShardingConstraint, kTracer, kEnter, kLeave, kGradientBarrier,
+    kCheckpointName;
 // A wrap. Operands: value, x, e = exp(x - top), sum of e, top. Attribute: the reduced axes.
 extern const Op kLogsumexp;
 

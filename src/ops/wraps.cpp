@@ -42,6 +42,17 @@ NodePtr tracer(G x, Name path) {
   // Its own payload makes the node unlike any other.
   return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Payload>()});
 }
+const Op kCheckpointName{
+    .name = "checkpoint_name", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) {
+      return Nodes{g};
+    }};
+NodePtr checkpoint_name(G x, Name name) {
+  return make(kCheckpointName, {x}, x->axes, x->dtype, CheckpointNameAttr{name}.attr());
+}
+std::optional<Name> checkpoint_name_of(const Node& n) {
+  if (n.op != &kCheckpointName) return {};
+  return CheckpointNameAttr::of(n).name;
+}
 NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
 NodePtr gradient_barrier(G x) { return make(kGradientBarrier, {x}, x->axes, x->dtype); }
 NodePtr sharding_constraint(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
@@ -52,7 +63,7 @@ NodePtr sharding_constraint(G x, std::shared_ptr<const Mapping> mapping, const c
 }
 
 namespace {
-const bool wraps_registered =
-    register_ops({&kBarrier, &kShardingConstraint, &kTracer, &kEnter, &kLeave, &kGradientBarrier});
+const bool wraps_registered = register_ops({&kBarrier, &kShardingConstraint, &kTracer, &kEnter,
+                                            &kLeave, &kGradientBarrier, &kCheckpointName});
 }  // namespace
 }  // namespace haliax::prim

@@ -22,6 +22,10 @@ void begin_trace(const char* by, SourceLocation at = {}) {  // ends with the enc
   c.trace = std::make_shared<const Trace>(Trace{by, at, c.trace});
 }
 
+bool has_node(const Nodes& nodes, const NodePtr& n) {
+  return std::find(nodes.begin(), nodes.end(), n) != nodes.end();
+}
+
 // Returns the float nodes below the roots that do not depend on the inputs: the arrays that a
 // function captured.
 Nodes captured(const Nodes& roots, const Nodes& inputs) {
@@ -39,6 +43,31 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   sort_by_age(out);
   return out;
 }
+// Returns the values with one of these checkpoint names that are computed from the inputs.
+Nodes named_values(const Nodes& roots, const Nodes& inputs, const Names& names) {
+  Nodes out;
+  if (names.empty()) return out;
+  auto is_input = [&](const NodePtr& n) { return has_node(inputs, n); };
+  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+    auto name = prim::checkpoint_name_of(*n);
+    if (name && has(names, *name) && !has_node(out, n->in[0]) && !is_input(n->in[0]))
+      out.push_back(n->in[0]);
+    if (!is_input(n)) append(todo, n->in);
+  });
+  sort_by_age(out);
+  return out;
+}
+// Returns the nodes with replacements; a null node stays null.
+Nodes substitute_present(const Nodes& nodes, Rewrite& to) {
+  Nodes present;
+  for (auto& n : nodes)
+    if (n) present.push_back(n);
+  present = substitute(present, to);
+  auto next = present.begin();
+  Nodes out;
+  for (auto& n : nodes) out.push_back(n ? *next++ : n);
+  return out;
+}
 // Returns the results of a new node, in the structure of the traced results.
 Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operands,
                   const Leaves& traced) {
@@ -49,6 +78,7 @@ Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operan
 
 struct Checkpointed : CustomVjp {
   Nodes outs, inputs;  // the trace: results as functions of placeholders and captured arrays
+  Nodes saved;         // values of the trace that are operands, after the arrays
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
     Nodes recomputed;
     Rewrite to;
@@ -57,9 +87,15 @@ struct Checkpointed : CustomVjp {
       recomputed.push_back(prim::barrier(operands[results + k], gs[0]));
       to[inputs[k].get()] = recomputed.back();
     }
-    auto ys = with_score_boundaries(substitute(outs, to), context().scores_budget,
+    auto values = outs;
+    append(values, saved);
+    auto ys = with_score_boundaries(substitute(values, to), context().scores_budget,
                                     context().loop_depth, recomputed);
+    Rewrite read;  // from recomputed values to saved ones
+    for (std::size_t k = saved.size(); k-- > 0; ys.pop_back())
+      read[ys.back().get()] = prim::barrier(operands[results + inputs.size() + k], gs[0]);
     auto back = vjp(ys, gs, recomputed);
+    if (!saved.empty()) back = substitute_present(back, read);
     // An array that is two operands has one cotangent, which covers both.
     std::unordered_set<const Node*> counted;
     for (std::size_t k = 0; k < back.size(); ++k)
@@ -69,6 +105,7 @@ struct Checkpointed : CustomVjp {
   std::string fault(const Nodes& operands) const override {
     auto traced = outs;
     append(traced, inputs);
+    append(traced, saved);
     if (traced.size() != operands.size())
       return fmt::format("it was traced with {} arrays, but has {}", traced.size(),
                          operands.size());
@@ -80,7 +117,7 @@ struct Checkpointed : CustomVjp {
   }
   std::vector<const Node*> held() const override {
     std::vector<const Node*> out;
-    for (auto* nodes : {&outs, &inputs})
+    for (auto* nodes : {&outs, &inputs, &saved})
       for (auto& n : *nodes) out.push_back(n.get());
     return out;
   }
@@ -154,7 +191,8 @@ struct UserCustomVjp : CustomVjp {
 
 namespace detail {
 
-Leaves checkpoint(LeafFunction f, const Leaves& in, SourceLocation at) {
+Leaves checkpoint(LeafFunction f, const Leaves& in, SourceLocation at,
+                  const std::vector<std::string>& names) {
   Tracing tracing;
   begin_trace("checkpoint", at);
   GraphReader reader;
@@ -170,11 +208,22 @@ Leaves checkpoint(LeafFunction f, const Leaves& in, SourceLocation at) {
   if (auto& effect = context().effect) effect = substitute(effect, to);
   auto more = captured(c->outs, c->inputs);
   append(c->inputs, more);
-  auto operands = substitute(c->outs, to);
+  c->saved = named_values(c->outs, c->inputs, Names(names.begin(), names.end()));
+  auto values = c->outs;
+  append(values, c->saved);
+  values = substitute(values, to);
+  auto saved = Nodes(values.begin() + std::ptrdiff_t(c->results), values.end());
+  auto operands = Nodes(values.begin(), values.begin() + std::ptrdiff_t(c->results));
   append(operands, given);
   append(operands, more);
+  append(operands, saved);
   run_ready_effects();
   return results_of(c, operands, traced);
+}
+NamedArray with_checkpoint_name(const NamedArray& a, const std::string& name, SourceLocation at) {
+  CallSite here(at);
+  if (name.empty()) fail("tree_checkpoint_name", "the name is empty");
+  return a.empty() || !is_float(a.dtype()) ? a : NamedArray(prim::checkpoint_name(a.node(), name));
 }
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self,
                   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&)) {

@@ -18,13 +18,29 @@ ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
   std::string s(name);
   if (s == "none" || s == "save_all")
     policy = Policy::none;
-  else if (s == "carries" || s == "full" || s == "recompute")
+  else if (s == "carries" || s == "full" || s == "recompute" || s == "offload")
     policy = Policy::carries;
   else if (s == "nested")
     policy = Policy::nested;
   else
-    fail("checkpoint", "there is no policy {}{}", s,
-         did_you_mean(s, {"none", "carries", "full", "recompute", "nested"}));
+    fail(
+        "checkpoint", "there is no policy {}{}", s,
+        did_you_mean(s, {"none", "save_all", "carries", "full", "recompute", "offload", "nested"}));
+}
+ScanCheckpoint::ScanCheckpoint(const ScanCheckpointPolicy& p, SourceLocation at) {
+  CallSite here(at);
+  const auto& internals = p.save_block_internals;
+  if (internals.all() && !p.offload_block_internals.empty())
+    fail("checkpoint",
+         "all intermediates are saved, and {} of them are to be offloaded; list the names to save",
+         p.offload_block_internals.size());
+  if (p.nested < 0)
+    fail("checkpoint", "nested is {}; it must be a number of blocks, or true", p.nested);
+  if (p.disable || internals.all()) return;
+  policy = p.nested > 0 ? Policy::nested : Policy::carries;
+  blocks = p.nested > 1 ? p.nested : 0;
+  saved = internals.names();
+  saved.insert(saved.end(), p.offload_block_internals.begin(), p.offload_block_internals.end());
 }
 
 namespace {
@@ -281,6 +297,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     l.drop = true;
     l.reverse = options.reverse;
     l.save = options.checkpoint.policy == ScanCheckpoint::Policy::none ? Save::all : Save::carries;
+    l.saved_names.assign(options.checkpoint.saved.begin(), options.checkpoint.saved.end());
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;
       auto& from = start[k].node();
@@ -332,12 +349,19 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
   if (options.unroll < 1) fail("scan", "unroll must be at least 1; got {}", options.unroll);
   Scan s{scanned_axis(selector, xs), options, paths, xs, f};
   auto size = s.axis.size;
-  if (options.checkpoint.policy == ScanCheckpoint::Policy::nested && size > 3) {
-    std::int64_t outer = std::int64_t(std::sqrt(double(size)));
-    while (size % outer) --outer;
+  const auto& checkpoint = options.checkpoint;
+  if (checkpoint.policy == ScanCheckpoint::Policy::nested && (size > 3 || checkpoint.blocks > 0)) {
+    auto outer = checkpoint.blocks;
+    if (outer > 0 && size % outer)
+      fail("checkpoint", "axis {} is not divisible into {} nested blocks", s.axis, outer);
+    if (outer == 0) {
+      outer = std::int64_t(std::sqrt(double(size)));
+      while (size % outer) --outer;
+    }
     if (outer > 1) {  // blocks of positions, each of which recomputes its iterations
       auto around = options, inside = options;
-      around.checkpoint = inside.checkpoint = true;
+      around.checkpoint = true;
+      inside.checkpoint.policy = ScanCheckpoint::Policy::carries;
       around.unroll = 1;
       return scan_blocks(s.axis, outer, around, inside, init, paths, xs, f);
     }

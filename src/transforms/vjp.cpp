@@ -24,11 +24,14 @@ struct Residuals {
   const Node* index;
   std::unordered_set<const Node*> forward = {};  // nodes of the forward body
   std::unordered_set<const Node*> read_by_dot = {}, in_region = {};
+  std::unordered_set<const Node*> saved_by_name = {};
 
   Residuals(const Loop& loop, std::size_t body) : l(loop), index(l.index[body].get()) {
     auto varies = [&](const Node& n) { return n.varies_with(index); };
     traverse(values_of(l, body), varies, [&](const NodePtr& n, Nodes& todo) {
       forward.insert(n.get());
+      if (auto name = prim::checkpoint_name_of(*n); name && has(l.saved_names, *name))
+        saved_by_name.insert(n->in[0].get());
       bool shows = n->op->kind == Kind::view || n->op->kind == Kind::wrap;
       bool of_dot = n->op->kind == Kind::contract || (shows && read_by_dot.count(n.get()));
       for (auto& x : n->in)
@@ -39,7 +42,7 @@ struct Residuals {
     in_region = inside_regions(topological(values_of(l, body)));
   }
   bool worth_keeping(const Node& n) const {
-    if (n.op == &prim::kCarry) return true;
+    if (n.op == &prim::kCarry || saved_by_name.count(&n)) return true;
     if (l.save != Save::all || in_region.count(&n)) return false;
     if (is_slice_at(n, index) && !n.in[0]->varies_with(index)) return false;  // stored already
     switch (n.op->kind) {

@@ -445,6 +445,10 @@ Entries primitive_entries() {
                 x[0];
        },
        "b2n3"},
+      {"prim checkpoint_name",
+       {"b2n3"},
+       [](In x) { return NamedArray(prim::checkpoint_name(x[0].node(), "name")) * x[0]; },
+       "b2n3"},
       {"prim tracer",
        {"b2n3"},
        [](In x) { return NamedArray(prim::tracer(x[0].node())) * x[0]; },
