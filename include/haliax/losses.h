@@ -22,20 +22,36 @@ enum class Reduction : std::uint8_t {
   sum,   ///< Sum.
   mean,  ///< Mean.
 };
-/// Options of the losses of logits.
+/// Options of the losses of logits, and of `reduce_loss`.
 struct LossOptions {
   Reduction reduction = Reduction::mean;  ///< Reduction over `reduction_axis`.
   AxisSelection reduction_axis = {};      ///< Reduced axes. Default: all.
   /// Boolean array: the elements that count. Without a reduction, the loss of other elements is 0.
   std::optional<NamedArray> where = {};
+  /// Weights of the elements. A mean is `sum(weight * loss) / sum(weight)`.
+  std::optional<NamedArray> weight = {};
 };
+/// Reduces the losses of elements.
+///
+/// A mean is over the elements that count. It is 0 if no element counts, or if the sum of the
+/// weights is 0.
+///
+/// @param loss     losses
+/// @param options  reduction, mask and weights, whose axes are axes of `loss`
+/// @return a scalar, or the axes that are not reduced, in the dtype of `loss`
+/// @throws haliax::Error if the mask or the weights have an axis that `loss` lacks
+NamedArray reduce_loss(Arr loss, LossOptions options = {});
+/// Computes `reduce_loss(loss, options)`: the name in Haliax if the reduction may be `none`.
+NamedArray maybe_reduce_loss(Arr loss, LossOptions options = {});
 /// Computes the cross entropy of logits: `logsumexp(logits, Label) - sum(target * logits, Label)`.
+///
+/// A target outside of `Label`, such as -100, does not count: its loss is 0, and a mean is over
+/// the other targets. `linear_cross_entropy` has the same rule.
 ///
 /// @param logits   `(..., Label)`
 /// @param Label    axis of the classes
-/// @param targets  integers without `Label`: the class, where an id outside of `Label` has a loss
-///     of 0; or floats with `Label`: probabilities
-/// @param options  reduction
+/// @param targets  integers without `Label`: the class; or floats with `Label`: probabilities
+/// @param options  reduction, mask and weights
 /// @return a scalar, or the axes that are not reduced, in the dtype of the logits
 /// @throws haliax::Error if `targets` are ids with the axis `Label`, or floats without it
 NamedArray cross_entropy_loss(Arr logits, const AxisSelector& Label, Arr targets,
@@ -50,7 +66,7 @@ std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr log
 ///
 /// @param logits   logits of one class, with any axes
 /// @param targets  0, 1 or probabilities; cast to the dtype of the logits
-/// @param options  reduction
+/// @param options  reduction, mask and weights
 NamedArray binary_cross_entropy_loss(Arr logits, Arr targets, LossOptions options = {});
 /// Computes the mean cross entropy of the next id along `Pos`, over all axes and over all positions
 /// except the last one.

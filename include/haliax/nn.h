@@ -11,6 +11,7 @@
 
 #include "haliax/ops.h"
 #include "haliax/random.h"
+#include "haliax/stacked.h"
 #include "haliax/transforms.h"
 #include "haliax/tree.h"
 
@@ -72,6 +73,8 @@ NamedArray sigmoid(Arr x);
 NamedArray log_sigmoid(Arr x);
 /// Computes `x * sigmoid(x)`, also called swish.
 NamedArray silu(Arr x);
+/// Computes `silu(x)`.
+NamedArray swish(Arr x);
 /// Computes `log(1 + exp(x))`, without overflow.
 NamedArray softplus(Arr x);
 /// Computes `x / (1 + abs(x))`.
@@ -123,12 +126,14 @@ struct Linear {
   /// @throws haliax::Error if `In` and `Out` have a name in common
   static Linear init(const AxisSpec& In, const AxisSpec& Out, const Key& key,
                      LinearOptions options = {}, SourceLocation at = SourceLocation::current());
-  /// Applies the layer. The result is constrained by the mapping in scope.
+  /// Applies the layer. The result is constrained by the mapping in scope. A key is ignored, so
+  /// that layers with and without randomness have the same parameters.
   /// @param x  `(..., In...)`, with the axes of `In` at any positions
   /// @return `(..., Out...)`, in the promoted dtype
   /// @throws haliax::Error if `x` lacks an axis of `In`, has it with another size, or has an axis
   ///     of `Out`
   NamedArray operator()(Arr x) const;
+  NamedArray operator()(Arr x, const Key&) const { return (*this)(x); }
 };
 
 /// Options of `LayerNorm::init` and `RmsNorm::init`.
@@ -136,6 +141,8 @@ struct NormOptions {
   double eps = 1e-5;       ///< Added to the variance, or to the mean square.
   bool use_weight = true;  ///< Multiplies by a weight, initially 1.
   bool use_bias = true;    ///< Adds a bias, initially 0.
+  /// Dtype of the normalization of `RmsNorm`. `LayerNorm` normalizes in the dtype of its input.
+  DType dtype = DType::f32;
 };
 /// Layer normalization: `weight * (x - mean) / sqrt(var + eps) + bias`, with mean and variance over
 /// `axis`.
@@ -173,8 +180,10 @@ struct RmsNorm {
 struct Dropout {
   double pdrop = 0.5;         ///< Probability of 0, from 0 to 1.
   Names broadcast_axes = {};  ///< Axes along which all positions share one mask.
-  bool inference = false;     ///< Returns `x` unchanged.
+  bool inference = false;     ///< Returns `x` unchanged; see `inference_mode`.
 
+  /// Returns true if the layer changes its input and requires a key.
+  bool is_active() const { return !inference && pdrop > 0; }
   /// Applies dropout.
   /// @param x          array
   /// @param key        random key; required unless in inference, or `pdrop` is 0 or 1
@@ -183,6 +192,50 @@ struct Dropout {
   ///     an axis of `broadcast_axes`
   NamedArray operator()(Arr x, const Key& key = {}, std::optional<bool> inference = {}) const;
 };
+
+/// Options of `dropout`.
+struct DropoutOptions {
+  Names broadcast_axes = {};  ///< Axes along which all positions share one mask.
+  bool inference = false;     ///< Returns `x` unchanged.
+};
+/// Computes dropout without a layer: `Dropout{pdrop}(x, key)`.
+///
+///     auto y = nn::dropout(x, 0.1, key, {.broadcast_axes = {"pos"}});
+///
+/// @param x        array
+/// @param pdrop    probability of 0, from 0 to 1
+/// @param key      random key; required unless in inference, or `pdrop` is 0 or 1
+/// @param options  shared masks, and inference
+/// @throws haliax::Error as for `Dropout`
+NamedArray dropout(Arr x, double pdrop, const Key& key = {}, DropoutOptions options = {});
+/// Returns a mask that is true with probability `1 - rate`: the elements that dropout keeps.
+/// @return bool array with `axes`
+/// @throws haliax::Error if `rate` is not from 0 to 1
+NamedArray dropout_mask(const AxisSpec& axes, double rate, const Key& key,
+                        SourceLocation at = SourceLocation::current());
+
+/// Options of `nn::standardize`.
+struct StandardizeOptions {
+  std::optional<NamedArray> mean = {};      ///< Default: the mean of `x` over the axes.
+  std::optional<NamedArray> variance = {};  ///< Default: the variance of `x` over the axes.
+  double epsilon = 1e-5;                    ///< Added to the variance.
+  /// Bool: the elements that count for mean and variance. All elements are standardized.
+  std::optional<NamedArray> where = {};
+};
+/// Computes `(x - mean) / sqrt(variance + epsilon)`.
+///
+/// @param x        array of floats
+/// @param axis     axes over which mean and variance are computed
+/// @param options  mean and variance, if they are known; mask
+/// @return array with the axes and the dtype of `x`
+/// @throws haliax::Error if `x` lacks an axis, or if mean or variance have axes that `x` lacks
+/// @see haliax::standardize
+NamedArray standardize(Arr x, const AxisSelection& axis, StandardizeOptions options);
+
+using haliax::log_softmax;
+using haliax::logsumexp;
+using haliax::one_hot;
+using haliax::softmax;
 
 /// Options of `Embedding::init`.
 struct EmbeddingOptions {
@@ -205,8 +258,14 @@ struct Embedding {
   /// Computes the logits of a tied head: `(..., Embed...)` -> `(..., Vocab)`.
   /// @see linear_cross_entropy for a loss that does not materialize logits
   NamedArray unembed(Arr x) const;
-  /// Looks up vectors; see `embed`.
+  /// Looks up vectors; see `embed`. A key is ignored.
   NamedArray operator()(Arr ids) const { return embed(ids); }
+  NamedArray operator()(Arr ids, const Key&) const { return embed(ids); }
+  /// Returns the table for `new_size` ids. New rows are drawn from the mean and the standard
+  /// deviation of the rows; without a key, they are the mean. See `resize_axis`.
+  /// @throws haliax::Error if the size is negative
+  Embedding resize_embeddings(std::int64_t new_size, const Key& key = {},
+                              SourceLocation at = SourceLocation::current()) const;
 };
 
 /// Options of `Mlp::init`.
@@ -223,10 +282,10 @@ struct Mlp {
   Activation activation = relu;  ///< Activation after each hidden layer.
 
   /// Initializes `depth` hidden layers and a last layer. The hidden axes are `mlp` and `mlp2`,
-  /// alternately.
+  /// alternately, or `width` and the same axis with the suffix `2`.
   /// @param In       contracted axes of the input
   /// @param Out      axes of the output
-  /// @param width    size of the hidden axes
+  /// @param width    size of the hidden axes, or the hidden axis
   /// @param depth    number of hidden layers; 0: one `Linear`
   /// @param key      split into a key for each layer
   /// @param options  activation, biases, order and scale of the weights
@@ -234,114 +293,52 @@ struct Mlp {
   static Mlp init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth,
                   const Key& key, MlpOptions options = {},
                   SourceLocation at = SourceLocation::current());
-  /// Applies the layers: `(..., In...)` -> `(..., Out...)`.
+  static Mlp init(const AxisSpec& In, const AxisSpec& Out, const Axis& width, int depth,
+                  const Key& key, MlpOptions options = {},
+                  SourceLocation at = SourceLocation::current());
+  /// Applies the layers: `(..., In...)` -> `(..., Out...)`. A key is ignored.
   NamedArray operator()(Arr x) const;
+  NamedArray operator()(Arr x, const Key&) const { return (*this)(x); }
+  /// Returns the input axes.
+  /// @throws haliax::Error if there are no layers
+  AxisSpec In() const;
+  /// Returns the output axes.
+  /// @throws haliax::Error if there are no layers
+  AxisSpec Out() const;
 };
+/// The name of `Mlp` in Haliax.
+using MLP = Mlp;
 
 /// @}
 
 namespace detail {
-NamedArray layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i, SourceLocation);
-template <class C> inline constexpr bool is_array = std::is_convertible_v<const C&, const Arr&>;
-struct LayersAt {  // the layer axis, and the source location of the call
-  Axis axis;
-  SourceLocation at;
-  LayersAt(const Axis& a, SourceLocation where = SourceLocation::current()) : axis(a), at(where) {}
-};
+// Resizes the axis in all modules.
+void resize_vocab(const std::vector<Embedding*>&, const std::vector<Linear*>&, const AxisSelector&,
+                  std::int64_t new_size, const Key&, SourceLocation);
 }  // namespace detail
-
-/// @name Stacked layers
+/// @name Resizing
 /// @{
 
-/// Blocks of equal structure that run one after the other. Each array of `stacked` holds all
-/// layers, with the layer axis first, and the program has one loop for any number of layers.
+/// Returns the model for another size of the vocabulary: all `Embedding` and `Linear` with the axis
+/// are resized, their static axes included.
 ///
-///     auto blocks = nn::Stacked<Block>::init(Layers, Block::init, random::split(key, Layers));
-///     auto y = blocks.fold(x);
-///     blocks.gradient_checkpointing = true;  // rematerializes each layer in the backward pass
-template <class Block> struct Stacked {
-  Block stacked;  ///< The blocks; their arrays have the axis `Layers`.
-  Axis Layers;    ///< Layer axis.
-  /// Residuals of the loop: saved by default, or rematerialized.
-  ScanCheckpoint gradient_checkpointing = {};
-
-  /// Initializes one block per layer.
-  /// @param Layers  layer axis
-  /// @param make    function `make(args...)` that returns a `Block`
-  /// @param args    arrays and keys with the axis `Layers` are split into layers; all layers share
-  ///     the others
-  template <class Make, class... Args>
-  static Stacked init(detail::LayersAt Layers, Make make, const Args&... args) {
-    return {vmap(make, Layers.axis, Layers.at)(args...), Layers.axis, {}};
-  }
-  /// Returns `block(x, args...)`, applied for each layer in order. Each layer receives the result
-  /// of the layer before.
-  /// @param x     array
-  /// @param args  as in `init`
-  template <class... Args> NamedArray fold(Arr x, const Args&... args) const {
-    return fold_from<NamedArray>(x, x.at(), args...);
-  }
-  /// Applies the blocks to a tree, such as a pair of arrays.
-  template <class Carry, class... Args>
-  requires(!detail::is_array<Carry>) Carry fold(const Carry& x, const Args&... args)
-  const { return fold_from<Carry>(x, SourceLocation::current(), args...); }
-  /// Applies `block(x, args...)`, which returns a pair `(x, out)`, for each layer in order. Returns
-  /// the last `x`, and the stack of all `out` with the layer axis first.
-  template <class... Args> auto scan(Arr x, const Args&... args) const {
-    return scan_from<NamedArray>(x, x.at(), args...);
-  }
-  /// Applies the blocks to a tree, such as a pair of arrays.
-  template <class Carry, class... Args>
-  requires(!detail::is_array<Carry>) auto scan(const Carry& x, const Args&... args) const {
-    return scan_from<Carry>(x, SourceLocation::current(), args...);
-  }
-
-  /// Returns layer `i`, from 0, as a block.
-  /// @throws haliax::Error if there is no such layer
-  Block get_layer(std::int64_t i, SourceLocation at = SourceLocation::current()) const {
-    return tree_map([&](const NamedArray& a) { return detail::layer_of(a, Layers, i, at); },
-                    stacked);
-  }
-  /// Returns all layers as blocks.
-  std::vector<Block> unstacked(SourceLocation at = SourceLocation::current()) const {
-    std::vector<Block> blocks;
-    for (std::int64_t i = 0; i < Layers.size; ++i) blocks.push_back(get_layer(i, at));
-    return blocks;
-  }
-
- private:
-  template <class Carry, class... Args> static constexpr bool takes() {
-    constexpr bool called = std::is_invocable_v<const Block&, const Carry&, const Args&...>;
-    static_assert(
-        called,
-        "haliax: a Stacked calls its blocks: a block must accept the arguments of fold or scan.");
-    return called;
-  }
-  template <class Carry, class... Args>
-  Carry fold_from(const Carry& x, SourceLocation at, const Args&... args) const {
-    if constexpr (takes<Carry, Args...>()) {
-      auto step = [](const Carry& c, const Block& block, const Args&... a) {
-        return Carry(block(c, a...));
-      };
-      return haliax::fold(step, Layers, {.checkpoint = gradient_checkpointing, .at = at})(
-          x, stacked, args...);
-    } else {
-      return x;
-    }
-  }
-  template <class Carry, class... Args>
-  auto scan_from(const Carry& x, SourceLocation at, const Args&... args) const {
-    if constexpr (takes<Carry, Args...>()) {
-      auto step = [](const Carry& c, const Block& block, const Args&... a) {
-        return block(c, a...);
-      };
-      return haliax::scan(step, Layers, {.checkpoint = gradient_checkpointing, .at = at})(
-          x, stacked, args...);
-    } else {
-      return std::pair{x, x};
-    }
-  }
-};
+///     model = nn::resize_vocab(model, "vocab", tokenizer_size, key);
+///
+/// @param model     a tree
+/// @param Vocab     axis of the vocabulary
+/// @param new_size  its new size
+/// @param key       random key for new positions; see `resize_axis`
+/// @throws haliax::Error if no `Embedding` or `Linear` has the axis, or if the size is negative
+template <class T>
+T resize_vocab(T model, const AxisSelector& Vocab, std::int64_t new_size, const Key& key = {},
+               SourceLocation at = SourceLocation::current()) {
+  std::vector<Embedding*> tables;
+  std::vector<Linear*> heads;
+  for_each_module<Embedding>(model, [&](auto&, Embedding& e) { tables.push_back(&e); });
+  for_each_module<Linear>(model, [&](auto&, Linear& l) { heads.push_back(&l); });
+  detail::resize_vocab(tables, heads, Vocab, new_size, key, at);
+  return model;
+}
 
 /// @}
 
@@ -355,13 +352,14 @@ template <class Block> struct Stacked {
 ///
 /// @param QPos     axis of the queries
 /// @param KPos     axis of the keys, with another name
-/// @param q_start  position of the first query
-/// @param k_start  position of the first key
-/// @return bool `(QPos, KPos)`
+/// @param q_start  position of the first query; may have axes, such as one per sequence
+/// @param k_start  position of the first key; may have axes
+/// @return bool `(QPos, KPos)`, with the axes of the starts between them
+/// @throws haliax::Error if a start has the axis `QPos` or `KPos`
 NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start = 0, Arr k_start = 0);
 /// Returns a causal mask in which all queries also see the first `prefix_len` keys. The other
-/// parameters are those of `causal_mask`.
-/// @return bool `(QPos, KPos)`
+/// parameters are those of `causal_mask`. The length may have axes, as the starts.
+/// @return bool `(QPos, KPos)`, with the axes of length and starts between them
 NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start = 0,
                           Arr k_start = 0);
 /// Returns a mask that hides keys at random (forgetful causal masking, Liu et al. 2022). The first
@@ -408,8 +406,13 @@ struct AttentionOptions {
   std::optional<NamedArray> bias = {};  ///< Axes of the scores; added before the mask.
   /// Dtype of scores and softmax. Default: of the query.
   std::optional<DType> attention_dtype = {};
+  /// Factor of the scores. Default: `1 / sqrt(size of Key)`.
+  std::optional<double> scaling_factor = {};
 };
 /// Computes attention weights: a softmax over `KPos` of `dot(query, key, Key) / sqrt(size of Key)`.
+///
+/// The order of the first two arguments in Haliax, `(Key, KPos)`, is accepted as well: `Key` is the
+/// axis that the query has.
 ///
 /// Axes that query and key both have, such as batch and heads, are batch axes. Large scores are not
 /// materialized; see `JitOptions::scores_budget`. A query without a visible key weighs all keys
@@ -419,10 +422,10 @@ struct AttentionOptions {
 /// @param Key      contracted axis, such as the head size
 /// @param query    `(..., QPos, Key)`
 /// @param key      `(..., KPos, Key)`
-/// @param options  mask, bias and dtype
+/// @param options  mask, bias, dtype and scale
 /// @return `(..., QPos, KPos)`, in the dtype of the query
 /// @throws haliax::Error if `query` has an axis of `KPos`, or if an axis is missing
-NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key,
+NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelection& Key,
                                          Arr query, Arr key, AttentionOptions options = {});
 /// Computes attention: `dot(weights, value, KPos)` with the weights of
 /// `dot_product_attention_weights`.
@@ -467,9 +470,10 @@ struct KVCache {
                       DType dtype = DType::f32, SourceLocation at = SourceLocation::current());
   /// Returns the cache with the keys and values of new positions.
   ///
-  /// Positions without room are not written, and `lengths` stays at the size of `Pos`. To raise in
-  /// this case, call `debug::check(cache.lengths + count <= cache.Pos.size, "the cache is full")`
-  /// first.
+  /// A cache without room raises if its lengths are known: outside of `jit`, the call computes
+  /// them. Inside of `jit`, positions without room are not written, and `lengths` stays at the size
+  /// of `Pos`. To raise in this case, call `debug::check(cache.lengths + count <= cache.Pos.size,
+  /// "the cache is full")` first.
   ///
   /// @param key    `(Batch..., Heads..., New, HeadSize)`, in any order; cast to the dtype of the
   ///     cache

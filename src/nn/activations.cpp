@@ -78,6 +78,7 @@ NamedArray silu(Arr x) {
   LayerScope scope(x);
   return rounded_once(x, [](const NamedArray& y) { return y * sigmoid(y); });
 }
+NamedArray swish(Arr x) { return silu(x); }
 NamedArray softplus(Arr x) {
   LayerScope scope(x);
   return logaddexp(x, 0.);

@@ -1,4 +1,5 @@
 // Attention: masks, biases, and dot-product attention.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -9,9 +10,29 @@
 namespace haliax::nn {
 namespace {
 
-// (QPos, KPos): true where the position of the query is not before the position of the key.
-NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, const Arr& k_start) {
-  return broadcast_to(arange(QPos) + q_start, {QPos, KPos}) >= arange(KPos) + k_start;
+// Returns {QPos, the axes of the starts, KPos}: the axes of a mask.
+Axes axes_of_mask(const Axis& QPos, const Axis& KPos, std::initializer_list<const Arr*> starts) {
+  Axes axes{QPos};
+  for (auto* start : starts)
+    for (auto& a : start->axes()) {
+      if (a.name == QPos.name || a.name == KPos.name)
+        fail("causal_mask", "axis {} of a start {} is an axis of positions; rename it", a.name,
+             start->axes());
+      if (!has(axes, a.name)) axes.push_back(a);
+    }
+  axes.push_back(KPos);
+  return axes;
+}
+// Returns positions from the start, in axes that fit into those of a mask.
+NamedArray positions_from(const Axis& Pos, const Arr& start) {
+  auto first = start.axes();
+  return first.empty() ? arange(Pos) + start : broadcast_axis(start, Pos) + arange(Pos);
+}
+// (QPos, ..., KPos): true where the position of the query is not before the position of the key.
+NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, const Arr& k_start,
+                      const Axes& axes) {
+  auto q = positions_from(QPos, q_start), k = positions_from(KPos, k_start);
+  return broadcast_to(q, axes) >= (k.axes().size() > 1 ? broadcast_to(k, axes) : k);
 }
 
 std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
@@ -29,12 +50,15 @@ std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
 
 NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start, Arr k_start) {
   LayerScope scope(q_start);
-  return not_before(QPos, KPos, q_start, k_start);
+  return not_before(QPos, KPos, q_start, k_start, axes_of_mask(QPos, KPos, {&q_start, &k_start}));
 }
 NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start,
                           Arr k_start) {
   LayerScope scope(prefix_len);
-  return not_before(QPos, KPos, q_start, k_start) | (arange(KPos) < prefix_len);
+  const auto axes = axes_of_mask(QPos, KPos, {&q_start, &k_start, &prefix_len});
+  const auto mask = not_before(QPos, KPos, q_start, k_start, axes);
+  if (prefix_len.axes().empty()) return mask | (arange(KPos) < prefix_len);
+  return mask | broadcast_to(broadcast_axis(prefix_len, KPos) > arange(KPos), axes);
 }
 NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob,
                                  bool sample_prob, SourceLocation at) {
@@ -79,10 +103,13 @@ NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias
   return astype(bias, dtype);
 }
 
-NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key,
-                                         Arr query, Arr key, AttentionOptions options) {
-  LayerScope scope(query);
-  constexpr auto op = "attention";
+namespace {
+
+constexpr auto kAttention = "attention";
+
+NamedArray weights_of(const AxisSelection& KPos, const AxisSelector& Key, const Arr& query,
+                      const Arr& key, const AttentionOptions& options) {
+  constexpr auto op = kAttention;
   auto q_axes = query.axes(), k_axes = key.axes();
   auto need = [&](const char* whose, const Axes& axes, const AxisSelector& a) {
     if (!has(axes, a.name))
@@ -101,7 +128,8 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
   need("key", k_axes, Key);
 
   auto dtype = query.dtype();
-  auto q = query / std::sqrt(double(query.resolve_axis(Key).size));
+  auto q = options.scaling_factor ? query * *options.scaling_factor
+                                  : query / std::sqrt(double(query.resolve_axis(Key).size));
   NamedArray k = key;
   if (options.attention_dtype) {
     q = astype(q, *options.attention_dtype);
@@ -113,10 +141,31 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
   if (options.mask) scores = where(*options.mask, scores, -1e9);
   return astype(softmax(scores, KPos), dtype);
 }
+
+}  // namespace
+
+NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelection& Key,
+                                         Arr query, Arr key, AttentionOptions options) {
+  LayerScope scope(query);
+  const auto axes = query.axes();
+  auto is_key = [&](const AxisSelection& s) {
+    return !s.all() && s.items().size() == 1 && has(axes, s.items()[0].name);
+  };
+  auto of_query = [&](const AxisSelection& s) {
+    return s.all() || std::any_of(s.items().begin(), s.items().end(),
+                                  [&](auto& a) { return has(axes, a.name); });
+  };
+  // The order of Haliax: (Key, KPos).
+  if (is_key(KPos) && !of_query(Key)) return weights_of(Key, KPos.items()[0], query, key, options);
+  if (Key.all() || Key.items().size() != 1)
+    fail(kAttention, "Key is one axis, such as the head size; {} are given",
+         Key.all() ? std::string("all") : std::to_string(Key.items().size()));
+  return weights_of(KPos, Key.items()[0], query, key, options);
+}
 NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query,
                                  Arr key, Arr value, AttentionOptions options) {
   LayerScope scope(query);
-  return dot(dot_product_attention_weights(KPos, Key, query, key, std::move(options)), value, KPos);
+  return dot(weights_of(KPos, Key, query, key, options), value, KPos);
 }
 
 }  // namespace haliax::nn

@@ -4,6 +4,7 @@
 #include "graph/axes.h"
 #include "graph/fail.h"
 #include "haliax/nn.h"
+#include "nn/known.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 
@@ -46,6 +47,13 @@ void check_room(const NamedArray& lengths, const NamedArray& more, const Axis& P
   if (next && filled.value_or(0) + *next > double(Pos.size))
     fail(kCache, "{} more positions exceed the capacity {}; use a larger cache, or append fewer",
          *next, Pos);
+  if ((filled && next) || !is_known(lengths) || !is_known(more)) return;
+  const auto needed = std::int64_t(haliax::max(lengths + more).item());
+  if (needed > Pos.size)
+    fail(kCache,
+         "the cache is full: {} positions are needed, but the capacity is {}; use a larger cache, "
+         "or append fewer",
+         needed, Pos);
 }
 
 }  // namespace

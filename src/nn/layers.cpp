@@ -81,7 +81,11 @@ NamedArray LayerNorm::operator()(Arr x) const {
 
 RmsNorm RmsNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
   CallSite here(at, true);
-  return norm_of<RmsNorm>(axis, options);
+  if (!is_float(options.dtype))
+    fail("rms_norm", "dtype is {}; it must be a dtype of floats", options.dtype);
+  auto l = norm_of<RmsNorm>(axis, options);
+  l.dtype = options.dtype;
+  return l;
 }
 NamedArray RmsNorm::operator()(Arr x) const {
   LayerScope scope(x, either(weight, bias));
@@ -91,19 +95,47 @@ NamedArray RmsNorm::operator()(Arr x) const {
   return with_weight_and_bias(astype(out, x.dtype()), weight, bias);
 }
 
-NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> inference_now) const {
+static void check_probability(const char* name, double p) {
+  if (!(p >= 0 && p <= 1)) fail("dropout", "{} is {}; it must be from 0 to 1", name, p);
+}
+NamedArray dropout(Arr x, double pdrop, const Key& key, DropoutOptions options) {
   LayerScope scope(x);
-  if (!(pdrop >= 0 && pdrop <= 1)) fail("dropout", "pdrop is {}; it must be from 0 to 1", pdrop);
+  check_probability("pdrop", pdrop);
   auto shown = x.axes();
-  for (Name n : broadcast_axes)
+  for (Name n : options.broadcast_axes)
     if (!has(shown, n))
       fail("dropout", "the broadcast axis {} is not in {}{}", n, shown, did_you_mean(n, shown));
-  if (inference_now.value_or(inference) || pdrop == 0) return x;
+  if (options.inference || pdrop == 0) return x;
   if (pdrop == 1) return zeros_like(x);
   if (!key)
     fail("dropout", "a key is required outside of inference; pass a key, or inference = true");
-  auto keep = random::bernoulli(key, without_axes(shown, broadcast_axes), 1 - pdrop);
+  auto keep = random::bernoulli(key, without_axes(shown, options.broadcast_axes), 1 - pdrop);
   return where(keep, x / (1 - pdrop), 0.);
+}
+NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> inference_now) const {
+  return dropout(x, pdrop, key, {broadcast_axes, inference_now.value_or(inference)});
+}
+NamedArray dropout_mask(const AxisSpec& axes, double rate, const Key& key, SourceLocation at) {
+  CallSite here(at, true);
+  check_probability("rate", rate);
+  return random::bernoulli(key, axes, 1 - rate);
+}
+
+NamedArray standardize(Arr x, const AxisSelection& axis, StandardizeOptions o) {
+  LayerScope scope(x);
+  if (!o.mean && !o.variance && !o.where) return haliax::standardize(x, axis, o.epsilon);
+  const auto shown = x.axes();
+  for (auto& [name, given] : {std::pair{"mean", &o.mean}, {"variance", &o.variance}})
+    if (*given)
+      for (auto& a : (*given)->axes())
+        if (!has(shown, a.name))
+          fail("standardize", "axis {} of the {} is not in {}{}", a.name, name, shown,
+               did_you_mean(a.name, shown));
+  const auto d = ops::float_of(x.dtype()), wide = ops::wide_of(d);
+  const auto y = astype(x, wide);
+  const auto center = o.mean ? astype(*o.mean, wide) : mean(y, axis, {.where = o.where});
+  const auto spread = o.variance ? astype(*o.variance, wide) : var(y, axis, {.where = o.where});
+  return astype((y - center) * rsqrt(spread + o.epsilon), d);
 }
 
 Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key,
@@ -124,15 +156,29 @@ NamedArray Embedding::unembed(Arr x) const {
   return dot(x, weight, Embed.axes());
 }
 
+Embedding Embedding::resize_embeddings(std::int64_t new_size, const Key& key,
+                                       SourceLocation at) const {
+  auto e = *this;
+  e.weight = resize_axis(weight, Vocab, new_size, key, at);
+  e.Vocab = Vocab.resize(new_size);
+  return e;
+}
+
 Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth,
               const Key& key, MlpOptions options, SourceLocation at) {
   CallSite here(at, true);
+  return init(In, Out, Axis("mlp", width), depth, key, options, at);
+}
+Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, const Axis& width, int depth, const Key& key,
+              MlpOptions options, SourceLocation at) {
+  CallSite here(at, true);
+  const auto other = width.alias(std::string(width.name.text()) + "2");
   if (depth < 0) fail("mlp", "depth is {}; it must be 0 or more", depth);
   auto keys = random::split(key, depth + 1);
   Mlp m{{}, options.activation};
   AxisSpec from = In;
   for (int i = 0; i < depth; ++i) {
-    AxisSpec to = Axis(i % 2 ? "mlp2" : "mlp", width);
+    AxisSpec to = i % 2 ? other : width;
     m.layers.push_back(
         Linear::init(from, to, keys[i], {options.use_bias, options.out_first, options.init_scale}));
     from = to;
@@ -149,11 +195,13 @@ NamedArray Mlp::operator()(Arr x) const {
   return layers.back()(y);
 }
 
-NamedArray detail::layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i,
-                            SourceLocation where) {
-  CallSite here(where);
-  if (i < 0 || i >= Layers.size) fail("get_layer", "there is no layer {} in {}", i, Layers);
-  return stacked.empty() ? stacked : haliax::at(stacked, Layers, i);
+AxisSpec Mlp::In() const {
+  if (layers.empty()) fail("mlp", "it has no layers, and no input axes");
+  return layers.front().In;
+}
+AxisSpec Mlp::Out() const {
+  if (layers.empty()) fail("mlp", "it has no layers, and no output axes");
+  return layers.back().Out;
 }
 
 }  // namespace haliax::nn

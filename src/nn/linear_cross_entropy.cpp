@@ -4,9 +4,9 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
-#include "graph/traversal.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
+#include "nn/known.h"
 #include "nn/live_tokens_first.h"
 #include "ops/named.h"
 
@@ -125,17 +125,6 @@ struct Problem : LossProblem {
            Vocab.name);
   }
 };
-
-// Returns true if the value is computed or computable now. False inside jit, vmap and scan.
-bool is_known(const NamedArray& a) {
-  for (auto& n : topological({a.node()}, [](const Node& m) { return bool(m.value); })) {
-    if (std::any_of(n->axes.begin(), n->axes.end(), [](auto& x) { return x.name.hidden(); }))
-      return false;
-    if (!n->value && (n->op == &prim::kInput || n->op == &prim::kIndex || n->op == &prim::kCarry))
-      return false;
-  }
-  return true;
-}
 
 // ---- tokens: which tokens count, and their weights ----
 // Computed twice, for the targets in a chunk and for all targets. The divisor of a mean must not be

@@ -7,13 +7,40 @@
 namespace haliax::nn {
 namespace {
 
-NamedArray reduced(const NamedArray& loss, const LossOptions& options) {
+void check_axes(const char* what, const std::optional<NamedArray>& given, const Axes& of_loss) {
+  if (!given) return;
+  for (auto& a : given->axes())
+    if (!has(of_loss, a.name))
+      fail("reduce_loss", "axis {} of the {} {} is not in the losses {}{}", a.name, what,
+           given->axes(), of_loss, did_you_mean(a.name, of_loss));
+}
+// Reduces losses. `inside`: the elements that count in addition to `where`; their losses are 0
+// already. The mean over no element is 0.
+NamedArray reduced(const NamedArray& loss, const LossOptions& options,
+                   const std::optional<NamedArray>& inside = {}) {
   auto& axis = options.reduction_axis;
-  bool nothing = !axis.all() && axis.items().empty();
-  if (options.reduction == Reduction::none || nothing)
-    return options.where ? where(*options.where, loss, 0.) : loss;
-  return options.reduction == Reduction::sum ? sum(loss, axis, {.where = options.where})
-                                             : mean(loss, axis, {.where = options.where});
+  const auto axes = loss.axes();
+  check_axes("mask", options.where, axes);
+  check_axes("weight", options.weight, axes);
+  const bool nothing = !axis.all() && axis.items().empty();
+  const bool none = options.reduction == Reduction::none || nothing;
+  const auto d = loss.dtype(), wide = ops::wide_of(d);
+  if (none) {
+    auto y = options.weight ? loss * astype(*options.weight, d) : loss;
+    return options.where ? where(*options.where, y, 0.) : y;
+  }
+  if (options.reduction == Reduction::mean && !options.where && !options.weight && !inside)
+    return mean(loss, axis);
+  // A weight is 0 where an element does not count, so that NaN there is harmless.
+  auto y = options.weight ? astype(loss, wide) * astype(*options.weight, wide) : loss;
+  if (options.reduction == Reduction::sum) return astype(sum(y, axis, {.where = options.where}), d);
+  auto counts = inside;
+  if (options.where) counts = counts ? *options.where & *counts : *options.where;
+  auto weight = options.weight ? astype(*options.weight, wide) : ones({}, wide);
+  if (counts) weight = where(*counts, weight, 0.);
+  const auto total = sum(astype(y, wide), axis, {.where = options.where}),
+             count = sum(broadcast_to(weight, axes), axis);
+  return astype(total / where(count == 0., 1., count), d);
 }
 
 // Returns the logit at each id, or 0 for an id out of range. Computed as a sum over the labels,
@@ -53,8 +80,17 @@ std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr log
 NamedArray cross_entropy_loss(Arr logits, const AxisSelector& Label, Arr targets,
                               LossOptions options) {
   LayerScope scope(logits);
-  return reduced(cross_entropy_loss_and_log_normalizers(logits, Label, targets).first, options);
+  const auto loss = cross_entropy_loss_and_log_normalizers(logits, Label, targets).first;
+  if (!is_integer(targets.dtype())) return reduced(loss, options);
+  const auto ids = bytes_of(targets.dtype()) < 4 ? astype(targets, DType::i32) : targets.array();
+  return reduced(loss, options, inside(ids, logits.resolve_axis(Label)));
 }
+
+NamedArray reduce_loss(Arr loss, LossOptions options) {
+  LayerScope scope(loss);
+  return reduced(loss, options);
+}
+NamedArray maybe_reduce_loss(Arr loss, LossOptions options) { return reduce_loss(loss, options); }
 
 NamedArray binary_cross_entropy_loss(Arr logits, Arr targets, LossOptions options) {
   LayerScope scope(logits);
