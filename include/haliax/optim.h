@@ -8,11 +8,15 @@
 // - Each transformation of `bf16` or `f16` computes in `f32` and rounds its result once.
 // - Leaves without a gradient (frozen leaves, integers) have empty updates and empty states.
 #pragma once
+#include <initializer_list>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "haliax/ops.h"
+#include "haliax/schedules.h"
 #include "haliax/tree.h"
 
 namespace haliax {
@@ -20,6 +24,28 @@ class CallSite;
 }
 namespace [[gnu::visibility("default")]] haliax {
 namespace optim {
+
+/// A number of an optimizer, such as a learning rate: a constant, or a scalar array that the step
+/// receives, as from `inject_hyperparams`.
+class Hyperparameter {
+ public:
+  /// Converts a constant.
+  Hyperparameter(double value) : value_(value) {}
+  /// Converts a scalar array.
+  Hyperparameter(const NamedArray& value) : array_(value) {}
+  /// Returns the constant, or the array.
+  Arr arr(SourceLocation at = SourceLocation::current()) const {
+    return array_.empty() ? Arr(value_, at) : Arr(array_, at);
+  }
+  /// Returns true if it is this constant.
+  bool is(double value) const { return array_.empty() && value_ == value; }
+  /// Returns the negative.
+  Hyperparameter operator-() const;
+
+ private:
+  double value_ = 0;
+  NamedArray array_;
+};
 
 namespace detail {
 
@@ -39,12 +65,13 @@ class UpdateScope {  // errors inside name the location of the call of init or u
 };
 Leaves trainable_zeros(const Leaves&, const std::vector<bool>& frozen);
 NamedArray norm(const Leaves&);
-Leaves scaled(Leaves, const NamedArray& by);
-Leaves clipped(Leaves, double max_norm);
+Leaves scaled(Leaves, const Hyperparameter& by);
+Leaves clipped(Leaves, const Hyperparameter& max_norm);
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2,
-             double eps);
+             double eps, bool nesterov = false);
 std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, bool nesterov);
-Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const LeafFilter& mask);
+Leaves decayed(Leaves updates, const Walk& params, const Hyperparameter& weight_decay,
+               const LeafFilter& mask);
 Leaves applied(Leaves params, const Leaves& updates);
 NamedArray first_step();  // 0, i32
 // mine where chosen, otherwise others
@@ -86,7 +113,7 @@ T apply_updates(const T& params, const T& updates, SourceLocation at = SourceLoc
 /// Clips gradients by their global norm: multiplies all leaves by `max_norm / norm` if the global
 /// norm exceeds `max_norm`.
 struct ClipByGlobalNorm {
-  double max_norm;  ///< Largest global norm.
+  Hyperparameter max_norm;  ///< Largest global norm.
   /// Returns the state.
   template <class T> Empty init(const T&) const { return {}; }
   /// Returns the clipped gradients.
@@ -104,9 +131,10 @@ template <class T> struct AdamState {
 /// Adam (Kingma and Ba 2015): `m / (sqrt(v) + eps)`, where `m` and `v` are running means of the
 /// gradient and of its square, with bias correction.
 struct ScaleByAdam {
-  double b1 = 0.9;    ///< Decay rate of the first moment.
-  double b2 = 0.999;  ///< Decay rate of the second moment.
-  double eps = 1e-8;  ///< Added to the square root.
+  double b1 = 0.9;        ///< Decay rate of the first moment.
+  double b2 = 0.999;      ///< Decay rate of the second moment.
+  double eps = 1e-8;      ///< Added to the square root.
+  bool nesterov = false;  ///< Applies Nesterov momentum (Dozat 2016).
   /// Returns zero moments for each trainable leaf.
   template <class T> AdamState<T> init(const T& params) const {
     Walk w = walk_of(params);
@@ -118,7 +146,8 @@ struct ScaleByAdam {
   template <class T>
   std::pair<T, AdamState<T>> update(const T& grads, const AdamState<T>& s, const T&) const {
     auto count = s.count + 1;
-    auto r = detail::adam(flatten(grads), flatten(s.mu), flatten(s.nu), count, b1, b2, eps);
+    auto r =
+        detail::adam(flatten(grads), flatten(s.mu), flatten(s.nu), count, b1, b2, eps, nesterov);
     return {unflatten(grads, r.updates), {count, unflatten(s.mu, r.mu), unflatten(s.nu, r.nu)}};
   }
 };
@@ -142,8 +171,8 @@ struct Momentum {
 
 /// Weight decay: `updates + weight_decay * params`.
 struct AddDecayedWeights {
-  double weight_decay = 0;  ///< Factor of the params.
-  LeafFilter mask = {};     ///< Leaves that decay. Default: all.
+  Hyperparameter weight_decay = 0;  ///< Factor of the params.
+  LeafFilter mask = {};             ///< Leaves that decay. Default: all.
   /// Returns the state.
   template <class T> Empty init(const T&) const { return {}; }
   /// Returns the updates with the decay added.
@@ -156,7 +185,7 @@ struct AddDecayedWeights {
 
 /// Multiplies updates by a constant. Gradient descent has a negative factor.
 struct Scale {
-  double factor = 1;  ///< The constant.
+  Hyperparameter factor = 1;  ///< The constant.
   /// Returns the state.
   template <class T> Empty init(const T&) const { return {}; }
   /// Returns the scaled updates.
@@ -330,6 +359,44 @@ template <class... Optimizers> Groups<Optimizers...> groups(Group<Optimizers>...
   return {{std::move(all)...}};
 }
 
+/// An optimizer with a label, for `multi_transform`.
+template <class Optimizer> struct Labeled {
+  std::string label;    ///< The label.
+  Optimizer optimizer;  ///< The optimizer of the leaves with this label.
+};
+/// Returns a labeled optimizer for `multi_transform`.
+template <class Optimizer> Labeled<Optimizer> labeled(std::string label, Optimizer optimizer) {
+  return {std::move(label), std::move(optimizer)};
+}
+namespace detail {
+// Returns true if the label is `mine`. Raises unless it is in `all`.
+bool has_label(const std::string& label, const std::string& mine,
+               const std::vector<std::string>& all, const std::string& path);
+}  // namespace detail
+/// Returns an optimizer with one optimizer per label, as `multi_transform` of Optax. Each leaf has
+/// one label.
+///
+///     optim::multi_transform(
+///         [](const std::string& path, const NamedArray& leaf) {
+///           return path.find("norm") == path.npos ? "muon" : "adam";
+///         },
+///         optim::labeled("muon", optim::scale_by_muon()), optim::labeled("adam", optim::adam()));
+///
+/// @param label       `label(path, array)` -> the label of a leaf
+/// @param optimizers  an optimizer for each label
+/// @return an optimizer; its `init` raises haliax::Error for a label without an optimizer
+/// @see groups, which selects leaves by filters
+template <class F, class... Optimizers>
+Groups<Optimizers...> multi_transform(F label, Labeled<Optimizers>... optimizers) {
+  const std::vector<std::string> all{optimizers.label...};
+  auto filter = [&](const std::string& mine) {
+    return LeafFilter([label, mine, all](const std::string& path, const NamedArray& leaf) {
+      return detail::has_label(label(path, leaf), mine, all, path);
+    });
+  };
+  return groups(group(filter(optimizers.label), std::move(optimizers.optimizer))...);
+}
+
 /// @}
 
 /// @name Types for members of classes
@@ -354,13 +421,14 @@ using ScheduledAdamW = Chain<ScaleByAdam, AddDecayedWeights, ScaleBySchedule<Neg
 /// @{
 
 /// Returns a transformation that clips gradients to a global norm of at most `max_norm`.
-ClipByGlobalNorm clip_by_global_norm(double max_norm);
+ClipByGlobalNorm clip_by_global_norm(const Hyperparameter& max_norm);
 /// Returns the scaling of Adam; see `ScaleByAdam`.
-ScaleByAdam scale_by_adam(double b1 = 0.9, double b2 = 0.999, double eps = 1e-8);
+ScaleByAdam scale_by_adam(double b1 = 0.9, double b2 = 0.999, double eps = 1e-8,
+                          bool nesterov = false);
 /// Returns weight decay of the leaves that `mask` selects, by default of all leaves.
-AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask = {});
+AddDecayedWeights add_decayed_weights(const Hyperparameter& weight_decay, LeafFilter mask = {});
 /// Returns a multiplication by `factor`.
-Scale scale(double factor);
+Scale scale(const Hyperparameter& factor);
 /// Returns a multiplication by a schedule; see `ScaleBySchedule`.
 template <class S> ScaleBySchedule<S> scale_by_schedule(S schedule) {
   return {std::move(schedule)};
@@ -368,25 +436,25 @@ template <class S> ScaleBySchedule<S> scale_by_schedule(S schedule) {
 
 /// Options of `adam`.
 struct AdamOptions {
-  double learning_rate = 1e-3;  ///< Learning rate.
-  double b1 = 0.9;              ///< Decay rate of the first moment.
-  double b2 = 0.999;            ///< Decay rate of the second moment.
-  double eps = 1e-8;            ///< Added to the square root.
+  Hyperparameter learning_rate = 1e-3;  ///< Learning rate.
+  double b1 = 0.9;                      ///< Decay rate of the first moment.
+  double b2 = 0.999;                    ///< Decay rate of the second moment.
+  double eps = 1e-8;                    ///< Added to the square root.
 };
 /// Options of `adamw`.
 struct AdamWOptions {
-  double learning_rate = 1e-3;  ///< Learning rate. Not used with a schedule.
-  double b1 = 0.9;              ///< Decay rate of the first moment.
-  double b2 = 0.999;            ///< Decay rate of the second moment.
-  double eps = 1e-8;            ///< Added to the square root.
-  double weight_decay = 1e-4;   ///< Weight decay, times the learning rate.
-  LeafFilter mask = {};         ///< Leaves that decay. Default: all.
+  Hyperparameter learning_rate = 1e-3;  ///< Learning rate. Not used with a schedule.
+  double b1 = 0.9;                      ///< Decay rate of the first moment.
+  double b2 = 0.999;                    ///< Decay rate of the second moment.
+  double eps = 1e-8;                    ///< Added to the square root.
+  Hyperparameter weight_decay = 1e-4;   ///< Weight decay, times the learning rate.
+  LeafFilter mask = {};                 ///< Leaves that decay. Default: all.
 };
 /// Options of `sgd`.
 struct SgdOptions {
-  double learning_rate = 1e-2;  ///< Learning rate.
-  double momentum = 0;          ///< Decay rate of the momentum.
-  bool nesterov = false;        ///< Applies Nesterov momentum.
+  Hyperparameter learning_rate = 1e-2;  ///< Learning rate.
+  double momentum = 0;                  ///< Decay rate of the momentum.
+  bool nesterov = false;                ///< Applies Nesterov momentum.
 };
 /// Returns stochastic gradient descent: `p - learning_rate * trace`, with the trace of `Momentum`.
 Sgd sgd(SgdOptions options = {});
@@ -403,6 +471,112 @@ AdamW adamw(AdamWOptions options = {});
 template <class S> ScheduledAdamW<S> adamw(S schedule, AdamWOptions o) {
   return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask},
                ScaleBySchedule<Negative<S>>{{std::move(schedule)}});
+}
+
+/// @}
+
+/// @name Hyperparameters in the state
+/// @{
+
+/// The hyperparameters of `inject_hyperparams`, by name. A tree: each is an `f32` scalar.
+class Hyperparams {
+ public:
+  using key_type = std::string;    ///< A name.
+  using mapped_type = NamedArray;  ///< A value.
+  struct key_compare {};           ///< Names are in the order of `inject_hyperparams`.
+  using value_type = std::pair<std::string, NamedArray>;  ///< A name and its value.
+  /// Creates hyperparameters without names.
+  Hyperparams() = default;
+  /// Creates hyperparameters.
+  explicit Hyperparams(std::vector<value_type> all) : all_(std::move(all)) {}
+  /// Returns the value of a name. Assign it to change the value of the next update.
+  /// @throws haliax::Error if there is no such name
+  NamedArray& operator[](const std::string& name);
+  const NamedArray& operator[](const std::string& name) const;
+  /// Returns an iterator to the pair of a name, or `end()`.
+  std::vector<value_type>::iterator find(const std::string& name);
+  /// Returns an iterator to the first pair.
+  auto begin() { return all_.begin(); }
+  auto begin() const { return all_.begin(); }
+  /// Returns an iterator past the last pair.
+  auto end() { return all_.end(); }
+  auto end() const { return all_.end(); }
+  /// Returns the number of hyperparameters.
+  std::size_t size() const { return all_.size(); }
+
+ private:
+  std::vector<value_type> all_;
+};
+
+/// A name with its value, or with a schedule of it, for `inject_hyperparams`.
+struct Injected {
+  std::string name;        ///< Name of the hyperparameter.
+  double value = 0;        ///< Initial value, without a schedule.
+  Schedule schedule = {};  ///< Schedule of the value; empty: the value of the state.
+  /// Names a value.
+  Injected(const char* n, double v) : name(n), value(v) {}
+  /// Names a schedule.
+  template <class F>
+  requires std::is_invocable_r_v<NamedArray, const F&, const NamedArray&> Injected(const char* n,
+                                                                                   F f)
+      : name(n), schedule(std::move(f)) {}
+};
+namespace detail {
+// Returns the values at a step: of the schedules, otherwise of `state`, or initial ones without it.
+Hyperparams hyperparams_at(const std::vector<Injected>&, const NamedArray& count,
+                           const Hyperparams* state);
+}  // namespace detail
+
+/// The state of `InjectHyperparams`.
+template <class Inner> struct InjectState {
+  NamedArray count;         ///< Number of updates, an `i32` scalar.
+  Hyperparams hyperparams;  ///< The values of the last update; assigned ones apply to the next.
+  Inner inner;              ///< The state of the optimizer.
+};
+/// An optimizer that is created from the hyperparameters in its state; see `inject_hyperparams`.
+template <class Make> struct InjectHyperparams {
+  Make make;                     ///< `make(hyperparams)` -> optimizer
+  std::vector<Injected> values;  ///< The hyperparameters.
+
+  /// Returns the initial state.
+  template <class T>
+  auto init(const T& params, SourceLocation at = SourceLocation::current()) const {
+    detail::UpdateScope scope(at);
+    auto count = detail::first_step();
+    auto h = detail::hyperparams_at(values, count, nullptr);
+    auto inner = make(std::as_const(h)).init(params);
+    return InjectState<decltype(inner)>{count, h, inner};
+  }
+  /// Returns the updates and the next state.
+  template <class T, class Inner>
+  std::pair<T, InjectState<Inner>> update(const T& grads, const InjectState<Inner>& state,
+                                          const T& params,
+                                          SourceLocation at = SourceLocation::current()) const {
+    detail::UpdateScope scope(at);
+    auto h = detail::hyperparams_at(values, state.count, &state.hyperparams);
+    auto [updates, inner] = make(std::as_const(h)).update(grads, state.inner, params);
+    return {updates, {state.count + 1, h, inner}};
+  }
+};
+/// Returns an optimizer whose state holds hyperparameters, so that they can be logged and changed
+/// between steps, as in Optax. A jitted step is not traced again when a value changes.
+///
+///     auto optimizer = optim::inject_hyperparams(
+///         [](const optim::Hyperparams& h) {
+///           return optim::adamw({.learning_rate = h["learning_rate"]});
+///         },
+///         {{"learning_rate", 3e-4}});
+///     auto state = optimizer.init(model);
+///     state.hyperparams["learning_rate"] = 1e-4;
+///
+/// A value with a schedule is computed in each update; an assigned value has no effect.
+///
+/// @param make    `make(hyperparams)` -> optimizer; it must not depend on values, which may be
+///     unknown while a step is traced
+/// @param values  names with values or schedules
+template <class Make>
+InjectHyperparams<Make> inject_hyperparams(Make make, std::vector<Injected> values) {
+  return {std::move(make), std::move(values)};
 }
 
 /// @}

@@ -1,11 +1,13 @@
 // Optimizers and learning-rate schedules.
 #include "haliax/optim.h"
 
+#include <array>
 #include <cmath>
 #include <map>
 #include <numbers>
 
 #include "graph/fail.h"
+#include "nn/optim_leaves.h"
 #include "ops/named.h"
 
 namespace haliax::optim {
@@ -19,12 +21,18 @@ NamedArray WarmupCosine::operator()(const NamedArray& count) const {
   return where(step < double(warmup), step * (peak / double(warmup)), down);
 }
 
-ClipByGlobalNorm clip_by_global_norm(double max_norm) { return {max_norm}; }
-ScaleByAdam scale_by_adam(double b1, double b2, double eps) { return {b1, b2, eps}; }
-AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask) {
+Hyperparameter Hyperparameter::operator-() const {
+  return array_.empty() ? Hyperparameter(-value_) : Hyperparameter(-array_);
+}
+
+ClipByGlobalNorm clip_by_global_norm(const Hyperparameter& max_norm) { return {max_norm}; }
+ScaleByAdam scale_by_adam(double b1, double b2, double eps, bool nesterov) {
+  return {b1, b2, eps, nesterov};
+}
+AddDecayedWeights add_decayed_weights(const Hyperparameter& weight_decay, LeafFilter mask) {
   return {weight_decay, std::move(mask)};
 }
-Scale scale(double factor) { return {factor}; }
+Scale scale(const Hyperparameter& factor) { return {factor}; }
 Sgd sgd(SgdOptions o) { return chain(Momentum{o.momentum, o.nesterov}, Scale{-o.learning_rate}); }
 Adam adam(AdamOptions o) { return chain(ScaleByAdam{o.b1, o.b2, o.eps}, Scale{-o.learning_rate}); }
 AdamW adamw(AdamWOptions o) {
@@ -33,7 +41,6 @@ AdamW adamw(AdamWOptions o) {
 }
 
 namespace detail {
-namespace {
 
 void check_same(const Leaves& a, const char* what, const Leaves& b, const char* other) {
   if (a.size() != b.size())
@@ -59,20 +66,32 @@ void check_states(const Leaves& state, const char* what, const Leaves& grads) {
            "compute gradients for the same part of the model, as in value_and_grad(loss, \"lora\")",
            i, grads[i].axes());
 }
-// Returns the dtype to compute in. 16-bit results are then rounded once rather than at each op.
 DType wide(DType d) { return is_float(d) ? ops::wide_of(d) : d; }
-NamedArray with_decay(const NamedArray& update, const NamedArray& param, double by) {
-  const auto d = wide(update.dtype());
-  return astype(astype(update, d) + by * astype(param, d), update.dtype());
-}
-NamedArray times(const NamedArray& a, const NamedArray& by) {
-  const auto d = wide(a.dtype());
-  return astype(astype(a, d) * astype(by, d), a.dtype());
-}
 // Returns 1 / (1 - b^count), without a loss of precision for b close to 1.
 NamedArray correction(double b, const NamedArray& count, DType d) {
   if (b == 0) return 1.;
   return -1. / expm1(astype(count, d) * std::log(b));
+}
+
+namespace {
+
+// Returns the number as an operand: a constant adopts the dtype of the other operand.
+Arr in_dtype(const Hyperparameter& h, NamedArray& array, DType d) {
+  auto x = h.arr();
+  if (x.is_number()) return x;
+  if (!x.axes().empty())
+    fail("optim", "a hyperparameter has axes {}; it must be a scalar", x.axes());
+  return array = astype(x, d);
+}
+NamedArray with_decay(const NamedArray& update, const NamedArray& param, const Hyperparameter& by) {
+  const auto d = wide(update.dtype());
+  NamedArray array;
+  return astype(astype(update, d) + in_dtype(by, array, d) * astype(param, d), update.dtype());
+}
+NamedArray times(const NamedArray& a, const Hyperparameter& by) {
+  const auto d = wide(a.dtype());
+  NamedArray array;
+  return astype(astype(a, d) * in_dtype(by, array, d), a.dtype());
 }
 
 }  // namespace
@@ -103,33 +122,39 @@ NamedArray norm(const Leaves& leaves) {
   return !total.empty() ? sqrt(total) : zeros({});
 }
 
-Leaves scaled(Leaves leaves, const NamedArray& by) {
+Leaves scaled(Leaves leaves, const Hyperparameter& by) {
   for (auto& a : leaves)
     if (!a.empty()) a = times(a, by);
   return leaves;
 }
-Leaves clipped(Leaves grads, double max_norm) {
+Leaves clipped(Leaves grads, const Hyperparameter& max_norm) {
   auto n = norm(grads);
-  return scaled(std::move(grads), where(n < max_norm, 1., max_norm / n));
+  const auto most = max_norm.arr();
+  return scaled(std::move(grads), where(n < most, 1., most / n));
 }
 
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2,
-             double eps) {
+             double eps, bool nesterov) {
   check_states(mu, "moments", grads);
-  // Corrections of both moments, once per dtype.
-  std::map<DType, std::pair<NamedArray, NamedArray>> corrections;
+  // Corrections of both moments, once per dtype. With Nesterov momentum, also that of the next
+  // step.
+  std::map<DType, std::array<NamedArray, 3>> corrections;
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
     const auto of_mu = promote(mu[i].dtype(), grads[i].dtype()),
                of_nu = promote(nu[i].dtype(), grads[i].dtype());
     const auto of_both = promote(of_mu, of_nu), d = wide(of_both);
     auto [of_d, is_new] = corrections.try_emplace(d);
-    if (is_new) of_d->second = {correction(b1, count, d), correction(b2, count, d)};
-    const auto& [c1, c2] = of_d->second;
+    if (is_new) {
+      of_d->second = {correction(b1, count, d), correction(b2, count, d), NamedArray()};
+      if (nesterov) of_d->second[2] = correction(b1, count + 1, d);
+    }
+    const auto& [c1, c2, next_c1] = of_d->second;
     const auto g = astype(grads[i], d);
     const auto m = b1 * astype(mu[i], d) + (1 - b1) * g,
                n = b2 * astype(nu[i], d) + (1 - b2) * square(g);
-    grads[i] = astype(m * c1 / (sqrt(n * c2) + eps), of_both);
+    const auto step = nesterov ? b1 * (m * next_c1) + (1 - b1) * (g * c1) : m * c1;
+    grads[i] = astype(step / (sqrt(n * c2) + eps), of_both);
     mu[i] = astype(m, of_mu);
     nu[i] = astype(n, of_nu);
   }
@@ -148,8 +173,9 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
   return {std::move(grads), std::move(trace)};
 }
 
-Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const LeafFilter& mask) {
-  if (weight_decay == 0) return updates;
+Leaves decayed(Leaves updates, const Walk& params, const Hyperparameter& weight_decay,
+               const LeafFilter& mask) {
+  if (weight_decay.is(0)) return updates;
   check_same(params.leaves(), "params", updates, "updates");
   auto decays = std::vector<bool>(updates.size(), true);
   if (!mask.all()) decays = mask.chosen("add_decayed_weights", params, context().origin.at);
@@ -175,6 +201,25 @@ std::vector<int> group_of(const Walk& params, std::initializer_list<LeafFilter> 
   }
   return group;
 }
+bool has_label(const std::string& label, const std::string& mine,
+               const std::vector<std::string>& all, const std::string& path) {
+  if (std::find(all.begin(), all.end(), label) == all.end())
+    fail("multi_transform", "the label of {} is {}, for which there is no optimizer{}", path, label,
+         did_you_mean(label, all));
+  return label == mine;
+}
+Hyperparams hyperparams_at(const std::vector<Injected>& values, const NamedArray& count,
+                           const Hyperparams* state) {
+  std::vector<Hyperparams::value_type> all;
+  for (auto& v : values) {
+    for (auto& [name, _] : all)
+      if (name == v.name) fail("inject_hyperparams", "the name {} is given twice", name);
+    all.emplace_back(v.name, v.schedule ? astype(v.schedule(count), DType::f32)
+                             : state    ? astype((*state)[v.name], DType::f32)
+                                        : NamedArray(v.value));
+  }
+  return Hyperparams(std::move(all));
+}
 Leaves of_group(Leaves leaves, const std::vector<int>& group, int which) {
   for (std::size_t i = 0; i < leaves.size(); ++i)
     if (group[i] != which) leaves[i] = {};
@@ -193,4 +238,19 @@ Leaves applied(Leaves params, const Leaves& updates) {
 }
 
 }  // namespace detail
+
+std::vector<Hyperparams::value_type>::iterator Hyperparams::find(const std::string& name) {
+  return std::find_if(all_.begin(), all_.end(), [&](auto& v) { return v.first == name; });
+}
+const NamedArray& Hyperparams::operator[](const std::string& name) const {
+  for (auto& [known, value] : all_)
+    if (known == name) return value;
+  std::vector<std::string> names;
+  for (auto& v : all_) names.push_back(v.first);
+  fail("inject_hyperparams", "there is no hyperparameter {}{}", name, did_you_mean(name, names));
+}
+NamedArray& Hyperparams::operator[](const std::string& name) {
+  return const_cast<NamedArray&>(std::as_const(*this)[name]);
+}
+
 }  // namespace haliax::optim
