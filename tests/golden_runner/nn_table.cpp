@@ -107,10 +107,10 @@ void add_activations(Table& t) {
     t[std::string("nn.") + name] = [f = f](const Arrays& in, const Value&) {
       return Arrays{f(input(in, 0))};
     };
-  for (std::string name : {"swish", "hard_swish"})  // only found by name
-    t["nn." + name] = [name](const Arrays& in, const Value&) {
-      return Arrays{nn::activation(name)(input(in, 0))};
-    };
+  t["nn.swish"] = [](const Arrays& in, const Value&) { return Arrays{nn::swish(input(in, 0))}; };
+  t["nn.hard_swish"] = [](const Arrays& in, const Value&) {  // only found by name
+    return Arrays{nn::activation("hard_swish")(input(in, 0))};
+  };
   t["nn.gelu"] = [](const Arrays& in, const Value& args) {
     return Arrays{nn::gelu(input(in, 0), args["approximate"].as_flag(true))};
   };
@@ -140,13 +140,12 @@ void add_layers(Table& t) {
     return Arrays{embedding_of(in, args).unembed(input(in, 1))};
   };
   t["nn.dropout"] = [](const Arrays& in, const Value& args) {
-    nn::Dropout layer{.pdrop = args["pdrop"].as_real(),
-                      .broadcast_axes = {},
-                      .inference = flag(args, "inference")};
+    nn::DropoutOptions o{.broadcast_axes = {}, .inference = flag(args, "inference")};
     if (const Value* axes = args.find("broadcast_axes"); axes && *axes)
-      layer.broadcast_axes = names_of(*axes);
+      o.broadcast_axes = names_of(*axes);
     const Value& seed = args["seed"];
-    return Arrays{layer(input(in, 0), seed ? random::key(seed.as_integer()) : Key{})};
+    return Arrays{nn::dropout(input(in, 0), args["pdrop"].as_real(),
+                              seed ? random::key(seed.as_integer()) : Key{}, o)};
   };
   t["nn.mlp"] = [](const Arrays& in, const Value& args) {
     const std::string& name = args["activation"].as_text();
@@ -246,6 +245,17 @@ void add_attention(Table& t) {
     return Arrays{nn::dot_product_attention_weights(selection_of(args["KPos"]),
                                                     selector_of(args["Key"]), input(in, 0),
                                                     input(in, 1), attention_options(in, args, 2))};
+  };
+  // Keys and values have positions with another name than the queries.
+  t["nn.self_attention"] = [](const Arrays& in, const Value& args) {
+    const Arrays q{input(in, 0)};
+    const Axis Pos = one_sized(args["Pos"], q),
+               KPos = Pos.alias("key_" + std::string(Pos.name.text()));
+    nn::AttentionOptions o;
+    if (flag(args, "is_causal")) o.mask = nn::causal_mask(Pos, KPos);
+    return Arrays{nn::dot_product_attention(KPos, selector_of(args["Key"]), q[0],
+                                            rename(input(in, 1), Pos, KPos),
+                                            rename(input(in, 2), Pos, KPos), o)};
   };
   t["nn.causal_mask"] = [](const Arrays&, const Value& args) {
     return Arrays{nn::causal_mask(axis_of(args["QPos"]), axis_of(args["KPos"]),
