@@ -15,6 +15,7 @@
 #include "haliax/dtype.h"
 #include "haliax/io.h"
 #include "haliax/jit.h"
+#include "haliax/lora.h"
 #include "haliax/losses.h"
 #include "haliax/mesh.h"
 #include "haliax/moe.h"

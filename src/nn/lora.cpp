@@ -1,0 +1,83 @@
+// Low-rank adapters.
+#include "haliax/lora.h"
+
+#include <cmath>
+#include <string_view>
+
+#include "graph/fail.h"
+#include "graph/node.h"
+
+namespace haliax::nn::detail {
+namespace {
+
+// Returns true if the text matches a pattern, in which * stands for any characters.
+bool matches(std::string_view text, std::string_view pattern) {
+  if (pattern.empty()) return text.empty();
+  if (pattern[0] != '*')
+    return !text.empty() && text[0] == pattern[0] && matches(text.substr(1), pattern.substr(1));
+  for (std::size_t skipped = 0; skipped <= text.size(); ++skipped)
+    if (matches(text.substr(skipped), pattern.substr(1))) return true;
+  return false;
+}
+// Returns true if the pattern matches the path, or its last fields.
+bool selects(std::string_view pattern, std::string_view path) {
+  for (;;) {
+    if (matches(path, pattern)) return true;
+    const auto dot = path.find('.');
+    if (dot == path.npos) return false;
+    path.remove_prefix(dot + 1);
+  }
+}
+// Returns the path of a layer as reports show it.
+std::string shown(const NamedLinear& l) { return std::string(module_path(l.path).text()); }
+
+std::string listed(const std::vector<NamedLinear>& layers) {
+  constexpr std::size_t most = 12;
+  std::string out;
+  for (std::size_t k = 0; k < std::min(most, layers.size()); ++k)
+    out += (k > 0 ? ", " : "") + shown(layers[k]);
+  return layers.size() > most ? out + ", ..." : out;
+}
+
+void add_adapter(Linear& l, const std::string& path, std::int64_t rank, const Key& key,
+                 const LoraOptions& options) {
+  if (l.lora_A || l.lora_B)
+    fail("with_lora", "layer {} has an adapter already; call merge_lora first", path);
+  const Axis Rank("lora_rank", rank);
+  // Axes of layers, in a Stacked.
+  const auto outer = without_axes(l.weight.axes(), concat_axes(l.In.axes(), l.Out.axes()));
+  const double limit = 1 / std::sqrt(double(axis_size(l.In)));
+  auto a = concat_axes(concat_axes(outer, {Rank}), l.In.axes()),
+       b = concat_axes(concat_axes(outer, l.Out.axes()), {Rank});
+  l.lora_A = LoraMatrix{random::uniform(key, a) * (2 * limit) - limit, l.In, {Rank}};
+  l.lora_B = LoraMatrix{zeros(b), {Rank}, l.Out};
+  l.lora_scale = options.alpha ? *options.alpha / double(rank) : 1;
+}
+
+}  // namespace
+
+void add_lora(const std::vector<NamedLinear>& layers, const std::vector<std::string>& modules,
+              std::int64_t rank, const Key& key, const LoraOptions& options, SourceLocation at) {
+  CallSite here(at, true);
+  if (rank < 1) fail("with_lora", "rank is {}; it must be at least 1", rank);
+  for (auto& pattern : modules)
+    if (std::none_of(layers.begin(), layers.end(),
+                     [&](auto& l) { return selects(pattern, shown(l)); }))
+      fail("with_lora", "{} selects no Linear; the model has {}", pattern,
+           layers.empty() ? "none" : listed(layers));
+  for (std::size_t k = 0; k < layers.size(); ++k) {
+    const auto path = shown(layers[k]);
+    if (std::any_of(modules.begin(), modules.end(),
+                    [&](auto& pattern) { return selects(pattern, path); }))
+      add_adapter(*layers[k].layer, path, rank, random::fold_in(key, std::int64_t(k)), options);
+  }
+}
+
+void merge_lora(Linear& l) {
+  if (!l.lora_A || !l.lora_B) return;
+  auto product = dot(l.lora_B->weight, l.lora_A->weight, l.lora_B->In.axes()) * l.lora_scale;
+  l.weight = astype(l.weight + rearrange(product, l.weight.axes()), l.weight.dtype());
+  l.lora_A = l.lora_B = std::nullopt;
+}
+
+}  // namespace haliax::nn::detail
