@@ -49,8 +49,9 @@ std::int64_t number_in(const CheckpointNumbers&, std::string_view name, SourceLo
 
 /// Writes the checkpoints of one training run into a folder: `step-00000200`, ...
 ///
-/// The arrays of a state are those of `to_state_dict`, under the same names. On a mesh, each
-/// process writes the shards of its own devices, and no process assembles a full array.
+/// The arrays of a state are those of `to_state_dict`, under the same names, in the layout of their
+/// axes: `state_fields` of a module is not used. On a mesh, each process writes the shards of its
+/// own devices, and no process assembles a full array.
 ///
 ///     Checkpoints checkpoints("runs/a", {.keep = 3});
 ///     checkpoints.save(n, training, {{"position", batches.position()}});
@@ -81,7 +82,7 @@ class Checkpoints {
   void save(std::int64_t step, const T& state, const CheckpointNumbers& numbers = {},
             SourceLocation at = SourceLocation::current()) {
     T copy = state;
-    save_entries(step, state_entries(copy, options().names, at), numbers, at);
+    save_entries(step, detail::checkpoint_entries(copy, options().names, at), numbers, at);
   }
   /// Waits until the last save is on the disk.
   /// @throws haliax::Error if the last save failed
@@ -138,8 +139,8 @@ Restored<T> load_checkpoint(const std::string& folder, std::int64_t step, T like
                             const CheckpointOptions& options = {},
                             SourceLocation at = SourceLocation::current()) {
   detail::LoadedCheckpoint loaded;
-  detail::load_checkpoint(folder, step, state_entries(like, options.names, at), options, loaded,
-                          at);
+  detail::load_checkpoint(folder, step, detail::checkpoint_entries(like, options.names, at),
+                          options, loaded, at);
   detail::note_fields(walk_of(like, {.paths = true}));
   return {std::move(like), loaded.step, std::move(loaded.numbers), loaded.bytes_read};
 }
@@ -155,8 +156,8 @@ std::optional<Restored<T>> latest_checkpoint(const std::string& folder, T like,
                                              const CheckpointOptions& options = {},
                                              SourceLocation at = SourceLocation::current()) {
   detail::LoadedCheckpoint loaded;
-  if (!detail::load_checkpoint(folder, {}, state_entries(like, options.names, at), options, loaded,
-                               at))
+  if (!detail::load_checkpoint(folder, {}, detail::checkpoint_entries(like, options.names, at),
+                               options, loaded, at))
     return {};
   detail::note_fields(walk_of(like, {.paths = true}));
   return Restored<T>{std::move(like), loaded.step, std::move(loaded.numbers), loaded.bytes_read};

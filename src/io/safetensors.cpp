@@ -12,6 +12,7 @@
 #include <span>
 
 #include "base/name.h"
+#include "graph/fail.h"
 #include "graph/node.h"
 #include "haliax/io.h"
 #include "io/file.h"
@@ -38,16 +39,12 @@ bool is_boolean_data(const std::vector<std::byte>& data) {
 
 // ---- reading ----
 
-struct TensorEntry {
-  Tensor tensor;
-  std::int64_t begin = 0, end = 0;  // range of its data
-};
-
 class Reader {
  public:
-  explicit Reader(const std::string& path) : path_(path), file_("read_safetensors", path) {}
+  Reader(const char* op, const std::string& path, InputFile& file)
+      : op_(op), path_(path), file_(file) {}
 
-  TensorFile read() {
+  SafetensorsHeader read() {
     const std::int64_t file_bytes = file_.size();
     std::uint64_t header_bytes = 0;
     if (file_bytes < 8)
@@ -62,32 +59,22 @@ class Reader {
     file_.read(header.data(), std::int64_t(header_bytes));
     const json root = parse(header);
 
-    std::vector<TensorEntry> entries;
     for (const auto& [name, fields] : root.items()) {
       if (name == metadata_key)
         read_metadata(fields);
       else
-        entries.push_back(entry(name, fields));
+        result_.tensors.push_back(entry(name, fields));
     }
-    check_layout(entries, file_bytes - 8 - std::int64_t(header_bytes));
-    for (TensorEntry& e : entries) {  // in file order
-      e.tensor.data.resize(std::size_t(e.end - e.begin));
-      file_.read(e.tensor.data.data(), e.end - e.begin);
-      if (e.tensor.dtype == DType::boolean && !is_boolean_data(e.tensor.data))
-        fail(e.tensor.name, "holds a bool that is not 0 or 1");
-      result_.tensors.push_back(std::move(e.tensor));
-    }
-    std::sort(result_.tensors.begin(), result_.tensors.end(),
-              [](auto& a, auto& b) { return a.name < b.name; });
+    const auto data = 8 + std::int64_t(header_bytes);
+    check_layout(file_bytes - data);
+    for (auto& t : result_.tensors) t.begin += data;
     return std::move(result_);
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const {
-    haliax::fail("read_safetensors", path_ + " " + what);
-  }
+  [[noreturn]] void fail(const std::string& what) const { haliax::fail(op_, path_ + " " + what); }
   [[noreturn]] void fail(std::string_view tensor, const std::string& what) const {
-    haliax::fail("read_safetensors", path_ + ": tensor " + printable(tensor) + " " + what);
+    haliax::fail(op_, path_ + ": tensor " + printable(tensor) + " " + what);
   }
 
   // Parses the header. It is at most three levels deep and has no duplicate names, which JSON
@@ -118,31 +105,31 @@ class Reader {
     }
   }
 
-  TensorEntry entry(const std::string& name, const json& fields) const {
+  StoredTensor entry(const std::string& name, const json& fields) const {
     if (!fields.is_object() || fields.size() != 3 || !fields.contains("dtype") ||
         !fields["dtype"].is_string() || !fields.contains("shape") ||
         !fields.contains("data_offsets"))
       fail(name, "must have exactly the fields dtype, shape and data_offsets");
-    TensorEntry e;
-    e.tensor.name = name;
+    StoredTensor t;
+    t.name = name;
     const std::string dtype = fields["dtype"];
     const auto known = std::find_if(std::begin(safetensors_names), std::end(safetensors_names),
                                     [&](auto& n) { return dtype == n.second; });
     if (known == std::end(safetensors_names))
       fail(name, "has dtype " + printable(dtype) + ", which is not supported");
-    e.tensor.dtype = known->first;
-    e.tensor.shape = integers(name, "shape", fields["shape"]);
+    t.dtype = known->first;
+    t.shape = integers(name, "shape", fields["shape"]);
     const auto offsets = integers(name, "data_offsets", fields["data_offsets"]);
     if (offsets.size() != 2 || offsets[0] > offsets[1])
       fail(name, "has data_offsets that are not a begin and an end");
-    e.begin = offsets[0];
-    e.end = offsets[1];
-    const auto requested = bytes_of_shape(e.tensor.shape, e.tensor.dtype);
+    t.begin = offsets[0];
+    t.bytes = offsets[1] - offsets[0];
+    const auto requested = bytes_of_shape(t.shape, t.dtype);
     if (!requested) fail(name, "has a shape that is too large");
-    if (*requested != e.end - e.begin)
-      fail(name, fmt::format("has {} bytes of data, but its shape and dtype {} require {}",
-                             e.end - e.begin, dtype, *requested));
-    return e;
+    if (*requested != t.bytes)
+      fail(name, fmt::format("has {} bytes of data, but its shape and dtype {} require {}", t.bytes,
+                             dtype, *requested));
+    return t;
   }
 
   std::vector<std::int64_t> integers(const std::string& name, const char* field,
@@ -157,31 +144,32 @@ class Reader {
 
   // Sorts the tensors by position, and checks that every byte of the data belongs to exactly one
   // tensor.
-  void check_layout(std::vector<TensorEntry>& entries, std::int64_t data_bytes) const {
-    std::sort(entries.begin(), entries.end(), [](auto& a, auto& b) {
-      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  void check_layout(std::int64_t data_bytes) {
+    auto& all = result_.tensors;
+    std::sort(all.begin(), all.end(), [](auto& a, auto& b) {
+      return std::pair(a.begin, a.bytes) < std::pair(b.begin, b.bytes);
     });
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      const TensorEntry& e = entries[i];
-      if (e.begin < at)
-        fail(e.tensor.name, "overlaps tensor " + printable(entries[i - 1].tensor.name));
-      if (e.begin > at)
-        fail(e.tensor.name, "leaves a gap of " + std::to_string(e.begin - at) + " bytes before it");
-      if (e.end > data_bytes)
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const StoredTensor& t = all[i];
+      if (t.begin < at) fail(t.name, "overlaps tensor " + printable(all[i - 1].name));
+      if (t.begin > at)
+        fail(t.name, "leaves a gap of " + std::to_string(t.begin - at) + " bytes before it");
+      if (t.bytes > data_bytes - t.begin)
         fail(
-            e.tensor.name,
+            t.name,
             fmt::format("ends at byte {} of the data, but there are only {}: the file is truncated",
-                        e.end, data_bytes));
-      at = e.end;
+                        t.begin + t.bytes, data_bytes));
+      at = t.begin + t.bytes;
     }
     if (at != data_bytes)
       fail("has " + std::to_string(data_bytes - at) + " bytes after the last tensor");
   }
 
+  const char* op_;
   std::string path_;
-  InputFile file_;
-  TensorFile result_;
+  InputFile& file_;
+  SafetensorsHeader result_;
 };
 
 // ---- writing ----
@@ -204,8 +192,12 @@ std::vector<const Tensor*> in_file_order(const TensorFile& file) {
 
 }  // namespace
 
-std::string safetensors_head(const std::vector<TensorHead>& order,
-                             const std::vector<std::pair<std::string, std::string>>& metadata) {
+SafetensorsHeader read_safetensors_header(const char* op, const std::string& path,
+                                          InputFile& file) {
+  return Reader(op, path, file).read();
+}
+
+std::string safetensors_head(const std::vector<TensorHead>& order, const Metadata& metadata) {
   json root = json::object();
   std::int64_t at = 0;
   for (const TensorHead& t : order) {
@@ -247,7 +239,21 @@ const Tensor& TensorFile::at(std::string_view name, SourceLocation at) const {
 
 TensorFile read_safetensors(const std::string& path, SourceLocation at) {
   CallSite here(at);
-  return Reader(path).read();
+  InputFile file("read_safetensors", path);
+  auto header = read_safetensors_header("read_safetensors", path, file);
+  TensorFile out{{}, std::move(header.metadata)};
+  for (auto& t : header.tensors) {
+    Tensor tensor{std::move(t.name), t.dtype, std::move(t.shape), {}};
+    tensor.data.resize(std::size_t(t.bytes));
+    file.read_at(t.begin, tensor.data.data(), t.bytes);
+    if (tensor.dtype == DType::boolean && !is_boolean_data(tensor.data))
+      fail("read_safetensors", "{}: tensor {} holds a bool that is not 0 or 1", path,
+           printable(tensor.name));
+    out.tensors.push_back(std::move(tensor));
+  }
+  std::sort(out.tensors.begin(), out.tensors.end(),
+            [](auto& a, auto& b) { return a.name < b.name; });
+  return out;
 }
 
 void write_safetensors(const std::string& path, const TensorFile& file, SourceLocation at) {
