@@ -33,9 +33,9 @@ def causal(positions):
 
 
 def speech(positions):
-    """Returns batches of spectrograms and texts. The ends of some texts are ignored (-100).
+    """Returns batches of spectrograms and tokens. Some labels are ignored (-100).
 
-    No text has the id of the padding, whose embedding torch does not train.
+    No label is the id of the padding, whose embedding torch does not train.
     """
     def batches(config, generator):
         frames = 2 * config.max_source_positions

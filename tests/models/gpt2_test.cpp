@@ -1,0 +1,42 @@
+// GPT-2 of examples/models against transformers.
+#include "examples/models/gpt2.h"
+
+#include "models/recorded.h"
+
+using namespace haliax;
+using namespace haliax::testing;
+using Model = models::GPT2LMHeadModel;
+
+namespace {
+
+const Axis Batch("batch", 4), Pos("pos", 16);
+
+RecordedModel<Model> recorded() {
+  models::GPT2Config c{
+      .vocab_size = 99, .n_positions = 32, .n_embd = 32, .n_layer = 2, .n_head = 4};
+  return {.name = "gpt2",
+          .like = Model::init(c, random::key(0)),
+          .inputs = {{"input_ids", {Batch, Pos}}},
+          .logits = {Batch, Pos, c.Vocab()},
+          .call = [](const Model& m, const Leaves& batch) { return m(batch[0]); },
+          .loss = [](const Model& m, const Leaves& batch) { return m.loss(batch[0]); }};
+}
+
+}  // namespace
+
+TEST_CASE("gpt2 reads and writes the names of transformers") { check_names(recorded()); }
+TEST_CASE("gpt2 has the logits, the loss and the gradients of transformers") {
+  check_values(recorded());
+}
+TEST_CASE("gpt2 trains as transformers does") { check_training(recorded()); }
+TEST_CASE("gpt2 has the same values on meshes") {
+  check_layouts(recorded(), model_layouts({"heads", "mlp", "vocab"}, {"pos"}));
+}
+TEST_CASE("gpt2 has the same logits with a cache") {
+  auto r = recorded();
+  auto model = r.load();
+  auto ids = nth_batch(r.batches(r.cases(), 4), 0)[0];
+  check_cache(model, ids, model(ids), model.cache({Batch}),
+              [](const Model& m, const NamedArray& ids, const nn::KVCache& cache,
+                 const NamedArray& count) { return m(ids, cache, count); });
+}

@@ -1,0 +1,77 @@
+// Llama of examples/models against transformers.
+#include "examples/models/llama.h"
+
+#include "models/recorded.h"
+
+using namespace haliax;
+using namespace haliax::testing;
+using Model = models::LlamaForCausalLM;
+
+namespace {
+
+const Axis Batch("batch", 4), Pos("pos", 16);
+
+RecordedModel<Model> recorded(const char* name, const models::LlamaConfig& c) {
+  return {.name = name,
+          .like = Model::init(c, random::key(0)),
+          .inputs = {{"input_ids", {Batch, Pos}}},
+          .logits = {Batch, Pos, c.Vocab()},
+          .call = [](const Model& m, const Leaves& batch) { return m(batch[0]); },
+          .loss = [](const Model& m, const Leaves& batch) { return m.loss(batch[0]); }};
+}
+// Two heads per group, scaled rotary positions, a head of its own.
+RecordedModel<Model> llama() {
+  return recorded("llama",
+                  {.vocab_size = 99,
+                   .hidden_size = 32,
+                   .intermediate_size = 48,
+                   .num_hidden_layers = 2,
+                   .num_attention_heads = 4,
+                   .num_key_value_heads = 2,
+                   .head_dim = 16,
+                   .rms_norm_eps = 1e-6,
+                   .rope_theta = 10000,
+                   .rope_scaling = models::RopeScaling{.factor = 8,
+                                                       .low_freq_factor = 1,
+                                                       .high_freq_factor = 4,
+                                                       .original_max_position_embeddings = 64}});
+}
+// One head per group, plain rotary positions, a tied head.
+RecordedModel<Model> tied() {
+  return recorded("llama_tied", {.vocab_size = 99,
+                                 .hidden_size = 32,
+                                 .intermediate_size = 48,
+                                 .num_hidden_layers = 2,
+                                 .num_attention_heads = 4,
+                                 .num_key_value_heads = 4,
+                                 .head_dim = 8,
+                                 .rms_norm_eps = 1e-6,
+                                 .rope_theta = 10000,
+                                 .tie_word_embeddings = true});
+}
+
+}  // namespace
+
+TEST_CASE("llama reads and writes the names of transformers") {
+  check_names(llama());
+  check_names(tied());
+}
+TEST_CASE("llama has the logits, the loss and the gradients of transformers") {
+  check_values(llama());
+  check_values(tied());
+}
+TEST_CASE("llama trains as transformers does") {
+  check_training(llama());
+  check_training(tied());
+}
+TEST_CASE("llama has the same values on meshes") {
+  check_layouts(llama(), model_layouts({"kv_heads", "mlp", "vocab"}, {"pos"}));
+}
+TEST_CASE("llama has the same logits with a cache") {
+  auto r = llama();
+  auto model = r.load();
+  auto ids = nth_batch(r.batches(r.cases(), 4), 0)[0];
+  check_cache(model, ids, model(ids), model.cache(16, {Batch}),
+              [](const Model& m, const NamedArray& ids, const nn::KVCache& cache,
+                 const NamedArray& count) { return m(ids, cache, count); });
+}
