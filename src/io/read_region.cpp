@@ -161,8 +161,8 @@ std::vector<RegionDim> merged(std::vector<RegionDim> dims) {
   std::erase_if(dims, [](auto& d) { return d.full == 1; });
   std::vector<RegionDim> out;
   for (auto& d : dims) {
-    const bool whole = d.start == 0 && d.size == d.full;
-    if (!out.empty() && whole && out.back().stride == d.stride * d.size) {
+    const bool is_full = d.start == 0 && d.size == d.full;
+    if (!out.empty() && is_full && out.back().stride == d.stride * d.size) {
       auto& o = out.back();
       o = {o.full * d.full, o.start * d.full, o.size * d.full, d.stride};
     } else {

@@ -10,7 +10,7 @@ namespace haliax {
 // One dim of a region of a tensor.
 struct RegionDim {
   std::int64_t full = 1, start = 0, size = 1;
-  std::int64_t stride = 1;  // of the result, in elements
+  std::int64_t stride = 1;  // element strides of the result
 };
 // Merges and drops dims where neither the file nor the result can tell the difference.
 std::vector<RegionDim> merged(std::vector<RegionDim>);

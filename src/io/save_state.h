@@ -23,8 +23,8 @@ class EntryBytes {
   std::unique_ptr<Buffer> copy_;
   std::span<const std::byte> bytes_;
   int width_;
-  std::vector<std::int64_t> strides_;                // of the array, in elements
-  std::vector<std::int64_t> sizes_, order_strides_;  // of a tensor, merged
+  std::vector<std::int64_t> strides_;                // element strides of the array
+  std::vector<std::int64_t> sizes_, order_strides_;  // merged dims of a tensor
   bool in_order_ = true;
   std::size_t each_ = 0;  // bytes
   std::vector<std::byte> scratch_;

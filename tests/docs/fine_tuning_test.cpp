@@ -80,6 +80,32 @@ head.bias       f32 (out=3)            3            12 B
 2 arrays                               27 elements  108 B)");
 }
 
+TEST_CASE("fine-tuning: adapters of layers by path train alone, and are merged") {
+  auto model = Model::init(random::key(0));
+  auto x = random::normal(random::key(1), {Batch, Embed}), y = zeros({Batch, Out});
+  auto optimizer = optim::adamw({.learning_rate = 1e-2});
+
+  auto tuned = nn::with_lora(model, {"encoder"}, 2, random::key(1), {.alpha = 4});
+
+  State state = optimizer.init(trainable(tuned, "lora"));
+  auto step = jit(
+      [=](const Model& model, const State& state, const NamedArray& x, const NamedArray& y) {
+        auto [value, grads] = value_and_grad(loss, "lora")(model, x, y);
+        auto [updates, next] = optimizer.update(grads, state, model);
+        return std::tuple(optim::apply_updates(model, updates), next, value);
+      },
+      {.donate = {0, 1}});
+
+  NamedArray value;
+  for (int i = 0; i < 10; ++i) std::tie(tuned, state, value) = step(tuned, state, x, y);
+  CHECK(value.item() < loss(model, x, y).item());
+  CHECK(difference(tuned.encoder.weight, model.encoder.weight) == 0);
+
+  auto merged = nn::merge_lora(tuned);
+
+  CHECK(difference(merged(x), tuned(x)) < 1e-6);
+}
+
 TEST_CASE("fine-tuning: groups have learning rates of their own") {
   auto model = Model::init(random::key(0));
   auto x = random::normal(random::key(1), {Batch, Embed}), y = zeros({Batch, Out});

@@ -76,7 +76,7 @@ template <class T> bool same_trees(const T& a, const T& b) {
   for (std::size_t i = 0; equal && i < x.size(); ++i) equal = same(x[i], y[i]);
   return equal;
 }
-using Shape = std::vector<std::int64_t>;
+using Dims = std::vector<std::int64_t>;
 std::vector<float> floats_of(const Tensor& t) {
   std::vector<float> out(t.data.size() / sizeof(float));
   std::memcpy(out.data(), t.data.data(), t.data.size());
@@ -105,14 +105,14 @@ TEST_CASE("state fields: split and transposed arrays, scalars of shape (1), fuse
     for (int expert : {0, 1, 2}) {
       auto& t = file.at("h." + std::to_string(layer) + ".block_sparse_moe.experts." +
                         std::to_string(expert) + ".w1.weight");
-      CHECK(t.shape == Shape{5, 4});
+      CHECK(t.shape == Dims{5, 4});
       auto wanted = at(at(block.moe.up, "layers", layer), "expert", expert);
       CHECK(floats_of(t) == rearrange(wanted, {"mlp", "embed"}).floats());
     }
-  CHECK(file.at("h.1.block_sparse_moe.beta").shape == Shape{1});
-  CHECK(file.at("h.1.block_sparse_moe.out_proj.weight").shape == Shape{4, 5});
-  CHECK(file.at("h.0.fused.qk").shape == Shape{9});
-  CHECK(file.at("h.0.ln_1.weight").shape == Shape{12});
+  CHECK(file.at("h.1.block_sparse_moe.beta").shape == Dims{1});
+  CHECK(file.at("h.1.block_sparse_moe.out_proj.weight").shape == Dims{4, 5});
+  CHECK(file.at("h.0.fused.qk").shape == Dims{9});
+  CHECK(file.at("h.0.ln_1.weight").shape == Dims{12});
   CHECK(file.find("norm.weight") != nullptr);
   CHECK(file.tensors.size() == 2 * (3 + 1 + 2 + 1 + 2) + 1);
 
@@ -184,15 +184,15 @@ TEST_CASE("state dicts: prefixes, filters and the layout of the arrays") {
   };
   const auto model = make(0);
   auto file = to_state_dict(model, {}, {.prefix = "m"});
-  CHECK(file.at("m.up.weight").shape == Shape{20, 12});
+  CHECK(file.at("m.up.weight").shape == Dims{20, 12});
   file.tensors.push_back({"other", DType::f32, {}, std::vector<std::byte>(4)});
   StateMismatch found;
   CHECK(same_trees(from_state_dict(file, make(1), {.mismatch = &found, .prefix = "m"}), model));
   CHECK(found.empty());
 
   auto raw = to_torch_compatible_state_dict(model, {}, {.flatten = false});
-  CHECK(raw.at("up.weight").shape == Shape{4, 5, 2, 6});
-  CHECK(raw.at("norm.bias").shape == Shape{2, 6});
+  CHECK(raw.at("up.weight").shape == Dims{4, 5, 2, 6});
+  CHECK(raw.at("norm.bias").shape == Dims{2, 6});
   CHECK(same_trees(from_torch_compatible_state_dict(raw, make(1), {.unflatten = false}), model));
   CHECK(has(message([&] { from_state_dict(raw, make(1)); }),
             "up.weight has shape (4, 5, 2, 6), but the model expects (20, 12)"));

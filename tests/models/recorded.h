@@ -152,11 +152,11 @@ template <class Model> void check_training(const RecordedModel<Model>& r) {
   const auto file = r.cases();
   const auto facts = nlohmann::json::parse(std::ifstream(r.path("cases.json")));
   const auto& options = facts["adamw"];
-  const auto optimizer = optim::adamw({.learning_rate = options["lr"],
+  const auto optimizer = optim::adamw({.learning_rate = options["lr"].get<double>(),
                                        .b1 = options["betas"][0],
                                        .b2 = options["betas"][1],
                                        .eps = options["eps"],
-                                       .weight_decay = options["weight_decay"]});
+                                       .weight_decay = options["weight_decay"].get<double>()});
   const std::int64_t batches = facts["batches"];
   const auto all = r.batches(file, batches);
   auto model = r.load();
