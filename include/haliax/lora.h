@@ -63,7 +63,7 @@ template <class T> T merge_lora(T model) {
   for (auto& l : detail::linears_of(model)) detail::merge_lora(*l.layer);
   return model;
 }
-/// Returns the model without adapters: the layers as before `with_lora`.
+/// Returns the model without adapters. The weights do not change.
 template <class T> T without_lora(T model) {
   for (auto& l : detail::linears_of(model)) l.layer->lora_A = l.layer->lora_B = std::nullopt;
   return model;

@@ -91,7 +91,11 @@ struct Empty {};
 
 /// Returns the square root of the sum of the squares of all elements of all leaves, as an `f32`
 /// scalar.
-template <class T> NamedArray global_norm(const T& tree) { return detail::norm(flatten(tree)); }
+template <class T>
+NamedArray global_norm(const T& tree, SourceLocation at = SourceLocation::current()) {
+  detail::UpdateScope scope(at);
+  return detail::norm(flatten(tree));
+}
 /// Returns `params + updates`, in the dtypes of the params. Leaves without an update stay
 /// unchanged.
 ///

@@ -192,7 +192,7 @@ struct StateWalk {
   std::string path = {};
   std::vector<StateEntry> entries = {};
   Axes layers = {};           // layer axes, outermost first
-  StateNames own_names = {};  // of the fields of the current module
+  StateNames own_names = {};  // names for fields of the current module
   std::shared_ptr<StateConversion> conversion = {};
   FlatModules* modules = nullptr;  // if not null: collects modules in place of arrays
 
@@ -289,9 +289,11 @@ void load_state(const std::vector<StateEntry>&, const TensorFile&, const StateOp
 
 }  // namespace detail
 
+/// Adds a field; see the declaration.
 template <class T> void StateFields::field(std::string_view name, T& field) {
   walk_.at_name(name, &detail::collect_state<T>, &field);
 }
+/// Adds a computed tree; see the declaration.
 template <class Tree, class Load>
 void StateFields::converted(std::string_view name, Tree stored, Load load) {
   Tree tree = tree_map([&](const NamedArray& a) { return walk_.layers_first(a); }, stored);

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kPiece = 1 << 20;     // bytes of the file that are in scratch memory
 constexpr std::int64_t kShortRow = 4 << 10;  // bytes below which a read costs more than its data
 
-using Strides = std::vector<std::int64_t>;
+using ElementStrides = std::vector<std::int64_t>;
 
 // Copies two dims. The outer loop is over the dim with the larger stride of the result, so that
 // writes are near each other.
@@ -111,7 +111,7 @@ class RegionReader {
       convert_elements(tensor_.dtype, raw, dtype_, scratch_.converted.data(), n);
       raw = scratch_.converted.data();
     }
-    Strides from, to, sizes;
+    ElementStrides from, to, sizes;
     for (auto k = d; k < dims_.size(); ++k) {
       from.push_back(pitch_[k]);
       to.push_back(dims_[k].stride);
@@ -125,14 +125,14 @@ class RegionReader {
   std::vector<RegionDim> dims_;
   DType dtype_;
   ReadScratch& scratch_;
-  Strides pitch_;  // of the file, in elements
+  ElementStrides pitch_;  // strides in the file
   const std::byte* in_memory_;
 };
 
 }  // namespace
 
-void copy_strided(const std::byte* from, const Strides& from_strides, std::byte* to,
-                  const Strides& to_strides, const Strides& sizes, int width) {
+void copy_strided(const std::byte* from, const ElementStrides& from_strides, std::byte* to,
+                  const ElementStrides& to_strides, const ElementStrides& sizes, int width) {
   const auto dims = sizes.size();
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
   const auto plane = width == 8   ? &copy_plane<std::uint64_t>
@@ -142,7 +142,7 @@ void copy_strided(const std::byte* from, const Strides& from_strides, std::byte*
   if (dims == 0) return plane(from, 1, 1, to, 1, 1, 1, 1);
   if (dims == 1)  // the outer dim of size 1 has the larger stride
     return plane(from, 0, from_strides[0], to, INT64_MAX, to_strides[0], 1, sizes[0]);
-  Strides index(dims - 2, 0);
+  ElementStrides index(dims - 2, 0);
   while (true) {
     std::int64_t at = 0, result = 0;
     for (std::size_t d = 0; d < index.size(); ++d) {

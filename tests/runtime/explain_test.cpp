@@ -110,14 +110,14 @@ TEST_CASE("explain: reductions of gradients are named by their parameters") {
   auto r = plan_training(small, data8, fs, dp);
   auto sums = summed(r);
   CHECK(joined(sums.gradients) == joined(all));
-  CHECK(sums.others == 1);
+  CHECK(sums.others == 2);  // the loss, and the number of labels that count
   check_contains(r.explain, "  gradients of transformer.blocks.");
-  // Replicated parameters: one all-reduce for all of them.
+  // Replicated parameters: one all-reduce for all of them, after that of the number of labels.
   r = plan_training(small, data8, {}, dp);
   sums = summed(r);
   CHECK(joined(sums.gradients) == joined(all));
-  CHECK(sums.others == 1);
-  REQUIRE(r.collectives.size() == 1);
+  CHECK(sums.others == 2);
+  REQUIRE(r.collectives.size() == 2);
   check_contains(r.explain, "  gradient of ");
   // Reductions of activations are not gradients.
   CHECK(summed(plan_training(small, model8, tp, tp)).gradients.empty());

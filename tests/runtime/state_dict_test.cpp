@@ -1,4 +1,4 @@
-// Checkpoints that do not match the model: each difference is an error, or is allowed by its option.
+// Checkpoints that do not match the model. Each difference is an error, or an option allows it.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -62,8 +62,8 @@ TEST_CASE("state dicts: each kind of difference raises, and is returned on reque
   auto saved = model(3, 1), like = model(3, 2);
   auto file = to_state_dict(saved);
   auto taken = [&](const TensorFile& f, StateMismatch& found) {
-    return from_state_dict(
-        f, like, {.allow_missing = true, .allow_other_shape = true, .mismatch = &found});
+    return from_state_dict(f, like,
+                           {.allow_missing = true, .allow_other_shape = true, .mismatch = &found});
   };
   {
     auto lacking = without(file, "table");

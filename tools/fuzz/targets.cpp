@@ -83,8 +83,9 @@ void state_dict(std::span<const std::uint8_t> bytes) {
     }
   }
   if (c.below(2))
-    from_state_dict(file, model,
-                    {.allow_missing = true, .allow_other_shape = true, .convert = ConvertDtypes::all});
+    from_state_dict(
+        file, model,
+        {.allow_missing = true, .allow_other_shape = true, .convert = ConvertDtypes::all});
   else
     from_state_dict(file, model);
 }
