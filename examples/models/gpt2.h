@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "haliax/haliax.h"
-#include "haliax/state_dict.h"
 
 namespace models {
 
@@ -169,9 +168,6 @@ struct GPT2LMHeadModel {
     auto [x, next] = transformer(ids, cache, count);
     return {transformer.wte.unembed(x), next};
   }
-
-  // Names of fields in files, if they differ.
-  static StateNames state_names() { return {}; }
 };
 
 }  // namespace models

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "haliax/haliax.h"
-#include "haliax/state_dict.h"
 
 namespace models {
 
@@ -37,7 +36,8 @@ struct LlamaConfig {
   double rope_theta = 500000;
   std::optional<RopeScaling> rope_scaling = {};
   bool tie_word_embeddings = false;
-  double initializer_range = 0.02;  // standard deviation of the initial weights
+  // Standard deviation of the initial weights; 0: that of nn::Linear.
+  double initializer_range = 0.02;
   bool operator==(const LlamaConfig&) const = default;
 
   Axis Vocab() const { return {"vocab", vocab_size}; }
@@ -51,10 +51,10 @@ struct LlamaConfig {
   nn::NormOptions norm() const { return {.eps = rms_norm_eps, .use_bias = false}; }
   // Initializes a projection without a bias.
   nn::Linear linear(const AxisSpec& In, const AxisSpec& Out, const Key& key) const {
-    double inputs = 1;
-    for (auto& axis : In.axes()) inputs *= double(axis.size);
-    return nn::Linear::init(
-        In, Out, key, {.use_bias = false, .init_scale = initializer_range * std::sqrt(inputs)});
+    double scale = initializer_range;
+    for (auto& axis : In.axes()) scale *= std::sqrt(double(axis.size));
+    return nn::Linear::init(In, Out, key,
+                            {.use_bias = false, .init_scale = initializer_range ? scale : 1});
   }
 };
 
@@ -126,8 +126,13 @@ struct LlamaMLP {
     return {c.linear(c.Embed(), c.Mlp(), k_gate), c.linear(c.Embed(), c.Mlp(), k_up),
             c.linear(c.Mlp(), c.Embed(), k_down)};
   }
+  // Saves gate and up for the gradient, and recomputes their elementwise product, which is as large
+  // as one of them.
   NamedArray operator()(const NamedArray& x) const {
-    return down_proj(nn::silu(gate_proj(x)) * up_proj(x));
+    auto gated = [this](const NamedArray& gate, const NamedArray& up) {
+      return down_proj(nn::silu(gate) * up);
+    };
+    return checkpoint(gated)(gate_proj(x), up_proj(x));
   }
 };
 
@@ -217,9 +222,6 @@ struct LlamaForCausalLM {
     auto [x, next] = model(ids, cache, count);
     return {logits(x), next};
   }
-
-  // Names of fields in files, if they differ.
-  static StateNames state_names() { return {}; }
 };
 
 }  // namespace models

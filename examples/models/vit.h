@@ -1,7 +1,8 @@
 // Vision transformer: patches of an image as tokens, a class token, learned positions.
 //
 // Formulas: Dosovitskiy et al. 2021 (arXiv 2010.11929), and the class ViTForImageClassification of
-// transformers. The model has no batch axis: arrays simply have it.
+// transformers, whose names of tensors `state_names` lists. The model has no batch axis: arrays
+// simply have it.
 #pragma once
 #include <cmath>
 
@@ -155,7 +156,7 @@ struct ViTForImageClassification {
     return nn::cross_entropy_loss((*this)(images), "label", labels);
   }
 
-  // Names of fields in files, if they differ.
+  // Returns the names of fields in files, where they differ.
   static StateNames state_names() {
     return {
         {"encoder", "encoder.layer"},           {"patch_embeddings", "patch_embeddings.projection"},

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "haliax/haliax.h"
-#include "haliax/state_dict.h"
 
 namespace models {
 
@@ -276,9 +275,6 @@ struct WhisperForConditionalGeneration {
     auto [x, next] = model.decoder(ids, cache, count);
     return {model.decoder.embed_tokens.unembed(x), next};
   }
-
-  // Names of fields in files, if they differ.
-  static StateNames state_names() { return {}; }
 };
 
 }  // namespace models
