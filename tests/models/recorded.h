@@ -27,6 +27,7 @@ struct ModelLayout {
   std::string name;
   Mesh mesh;
   Mapping parameters, inside;
+  bool strict = false;  // all communication is expected
 };
 
 // Returns the names of fields in files, where they differ.
@@ -201,7 +202,8 @@ void check_layouts(const RecordedModel<Model>& r, const std::vector<ModelLayout>
                        {.mesh = layout.mesh,
                         .axis_resources = layout.parameters,
                         .in = Mappings::of_each({layout.parameters, layout.inside}),
-                        .out = Mappings::of_each({layout.inside, Mapping{}, layout.parameters})});
+                        .out = Mappings::of_each({layout.inside, Mapping{}, layout.parameters}),
+                        .strict = layout.strict});
     auto [others, other_loss, other_gradients] = f(model, batch);
     CHECK(f.report().sent_bytes > 0);
     CHECK(largest_difference(others.doubles(), logits.doubles()) <=
@@ -212,19 +214,20 @@ void check_layouts(const RecordedModel<Model>& r, const std::vector<ModelLayout>
 }
 
 // The meshes of every model: examples and weights (FSDP) along `data`, the mapped axes along
-// `tensor`, positions along `context`.
+// `tensor`, positions along `context`. Keys of short sequences are gathered.
 inline std::vector<ModelLayout> model_layouts(const std::vector<std::string>& tensor_axes,
-                                              const std::vector<std::string>& position_axes) {
-  std::vector<Mapping::Entry> parameters{{"embed", "data"}}, inside{{"batch", "data"}}, positions;
+                                              const std::string& position_axis,
+                                              bool strict = true) {
+  std::vector<Mapping::Entry> parameters{{"embed", "data"}}, inside{{"batch", "data"}};
   for (auto& axis : tensor_axes) {
     parameters.emplace_back(axis, "tensor");
     inside.emplace_back(axis, "tensor");
   }
-  for (auto& axis : position_axes) positions.emplace_back(axis, "context");
-  return {{"data=2", Mesh{{{"data", 2}}}, {{"embed", "data"}}, {{"batch", "data"}}},
-          {"data=2, tensor=2", Mesh{{{"data", 2}, {"tensor", 2}}}, Mapping::of(parameters),
-           Mapping::of(inside)},
-          {"context=2", Mesh{{{"context", 2}}}, {{"embed", "context"}}, Mapping::of(positions)}};
+  return {
+      {"data=2", Mesh{{{"data", 2}}}, {{"embed", "data"}}, {{"batch", "data"}}, strict},
+      {"data=2, tensor=2", Mesh{{{"data", 2}, {"tensor", 2}}}, Mapping::of(parameters),
+       Mapping::of(inside), strict},
+      {"context=2", Mesh{{{"context", 2}}}, {{"embed", "context"}}, {{position_axis, "context"}}}};
 }
 
 // Checks that logits with a cache equal those of the whole sequence. `first` positions are in the
