@@ -1,8 +1,8 @@
 // Vision transformer: patches of an image as tokens, a class token, learned positions.
 //
 // Formulas: Dosovitskiy et al. 2021 (arXiv 2010.11929), and the class ViTForImageClassification of
-// transformers, whose names of tensors `state_names` lists. The model has no batch axis: arrays
-// simply have it.
+// transformers. `state_names` and `state_fields` list its names of tensors, where the fields have
+// others. The model has no batch axis: arrays simply have it.
 #pragma once
 #include <cmath>
 
@@ -66,26 +66,32 @@ struct ViTPatchEmbeddings {
 };
 
 struct ViTEmbeddings {
-  NamedArray cls_token;            // (one, pos=1, embed)
-  NamedArray position_embeddings;  // (one, pos, embed)
+  NamedArray cls_token;            // (embed)
+  NamedArray position_embeddings;  // (pos, embed)
   ViTPatchEmbeddings patch_embeddings;
 
   static ViTEmbeddings init(const ViTConfig& c, const Key& key) {
     auto [k_token, k_positions, k_patches] = random::split<3>(key);
-    const Axis One("one", 1);
-    auto draw = [&](const Key& k, const Axis& Pos) {
-      return random::truncated_normal(k, {One, Pos, c.Embed()}, -2, 2) * c.initializer_range;
+    auto draw = [&](const Key& k, const AxisSpec& axes) {
+      return random::truncated_normal(k, axes, -2, 2) * c.initializer_range;
     };
-    return {draw(k_token, Axis("pos", 1)), draw(k_positions, c.Pos()),
+    return {draw(k_token, c.Embed()), draw(k_positions, {c.Pos(), c.Embed()}),
             ViTPatchEmbeddings::init(c, k_patches)};
   }
   // images (..., channels, height, width) -> (..., pos, embed)
   NamedArray operator()(const NamedArray& images) const {
     auto patches = rename(patch_embeddings(images), {{"patches", "pos"}});
-    auto count = patches.resolve_axis("pos").size;
     // The class token is at position 0.
-    auto fixed = pad(cls_token, {{"pos", {0, count}}}) + position_embeddings;
-    return pad(patches, {{"pos", {1, 0}}}) + at(fixed, "one", 0);
+    auto token = broadcast_axis(cls_token, Axis("pos", 1));
+    auto patch_count = patches.resolve_axis("pos").size;
+    return pad(patches, {{"pos", {1, 0}}}) +
+           (pad(token, {{"pos", {0, patch_count}}}) + position_embeddings);
+  }
+  // The file has dimensions of size 1 for the batch, and for the position of the class token.
+  void state_fields(StateFields& fields) {
+    fields.array("cls_token", cls_token, {.dims = {{{}, {}, {"embed"}}}});
+    fields.array("position_embeddings", position_embeddings, {.dims = {{{}, {"pos"}, {"embed"}}}});
+    fields.field("patch_embeddings.projection", patch_embeddings);
   }
 };
 
@@ -119,6 +125,11 @@ struct ViTLayer {
     auto h = x + attention_output(nn::dot_product_attention(KeyPos, "head_size", query(y), k, v));
     return h + output(act(intermediate(layernorm_after(h))));
   }
+  static StateNames state_names() {
+    return {{"query", "attention.attention.query"}, {"key", "attention.attention.key"},
+            {"value", "attention.attention.value"}, {"attention_output", "attention.output.dense"},
+            {"intermediate", "intermediate.dense"}, {"output", "output.dense"}};
+  }
 };
 
 struct ViTModel {
@@ -137,6 +148,7 @@ struct ViTModel {
   NamedArray operator()(const NamedArray& images) const {
     return layernorm(encoder.fold(embeddings(images)));
   }
+  static StateNames state_names() { return {{"encoder", "encoder.layer"}}; }
 };
 
 struct ViTForImageClassification {
@@ -154,15 +166,6 @@ struct ViTForImageClassification {
   // Returns the mean loss of the classes: labels (...)
   NamedArray loss(const NamedArray& images, const NamedArray& labels) const {
     return nn::cross_entropy_loss((*this)(images), "label", labels);
-  }
-
-  // Returns the names of fields in files, where they differ.
-  static StateNames state_names() {
-    return {
-        {"encoder", "encoder.layer"},           {"patch_embeddings", "patch_embeddings.projection"},
-        {"query", "attention.attention.query"}, {"key", "attention.attention.key"},
-        {"value", "attention.attention.value"}, {"attention_output", "attention.output.dense"},
-        {"intermediate", "intermediate.dense"}, {"output", "output.dense"}};
   }
 };
 
