@@ -181,7 +181,8 @@ class House(unittest.TestCase):
             self.assertTrue(os.access(ROOT / name, os.X_OK), name)
 
     def test_wraps_pin_a_version(self):
-        for name in ("eigen", "onednn", "fmt", "doctest", "nlohmann_json", "cli11", "zlib"):
+        for name in ("eigen", "onednn", "fmt", "doctest", "nlohmann_json", "cli11", "zlib", "pcre2",
+                     "utf8proc"):
             wrap = configparser.ConfigParser(interpolation=None)
             wrap.read(ROOT / f"subprojects/{name}.wrap")
             kind = wrap.sections()[0]

@@ -1,0 +1,141 @@
+// Tokenizers: the ids of the package `tokenizers` for small tokenizers of each kind
+// (tools/tokenizer_cases.py), and errors.
+#include "haliax/tokenizer.h"
+
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "haliax/haliax.h"
+#include "tests/support/folder.h"
+#include "tests/support/golden_dir.h"
+
+using namespace haliax;
+
+namespace {
+
+using Json = nlohmann::json;
+
+Json cases() { return Json::parse(std::ifstream(golden_dir() + "/tokenizer/cases.json")); }
+Json spec_of(const std::string& name) {
+  return Json::parse(std::ifstream(golden_dir() + "/tokenizer/" + name + ".json"));
+}
+template <class F> std::string message(F f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+bool has(const std::string& text, const std::string& part) {
+  const bool found = text.find(part) != text.npos;
+  if (!found) MESSAGE(text << " does not contain " << part);
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("tokenizer: ids and text equal those of the package tokenizers") {
+  const auto all = cases();
+  for (auto& [name, expected] : all["tokenizers"].items()) {
+    CAPTURE(name);
+    const auto tokenizer = Tokenizer::load(golden_dir() + "/tokenizer/" + name + ".json");
+    for (std::size_t i = 0; i < all["texts"].size(); ++i) {
+      const std::string text = all["texts"][i];
+      CAPTURE(text);
+      const auto ids = tokenizer.encode(text);
+      CHECK(ids == expected["ids"][i].get<std::vector<int>>());
+      CHECK(tokenizer.decode(ids) == expected["decoded"][i].get<std::string>());
+    }
+  }
+}
+
+TEST_CASE("tokenizer: every text comes back from a byte-level vocabulary") {
+  const auto all = cases();
+  const auto tokenizer = Tokenizer::load(golden_dir() + "/tokenizer/gpt2.json");
+  for (const std::string text : all["texts"])
+    CHECK(tokenizer.decode(tokenizer.encode(text), {.skip_special_tokens = false}) == text);
+  CHECK(tokenizer.decode(tokenizer.encode("a\xff\xe2\x82z")) == "a\xef\xbf\xbd\xef\xbf\xbdz");
+}
+
+TEST_CASE("tokenizer: special tokens are found, added and skipped") {
+  const auto tokenizer = Tokenizer::load(golden_dir() + "/tokenizer/llama3.json");
+  const int start = *tokenizer.id_of("<|begin_of_text|>"), turn = *tokenizer.id_of("<|eot_id|>");
+  const auto ids = tokenizer.encode("Hello<|eot_id|>");
+  CHECK(ids.front() == start);
+  CHECK(ids.back() == turn);
+  CHECK(tokenizer.encode("Hello", {.add_special_tokens = false}).front() != start);
+  CHECK(tokenizer.decode(ids) == "Hello");
+  CHECK(tokenizer.decode(ids, {.skip_special_tokens = false}) ==
+        "<|begin_of_text|>Hello<|eot_id|>");
+  CHECK(tokenizer.is_special(turn));
+  CHECK(!tokenizer.is_special(ids[1]));
+  CHECK(tokenizer.token_of(turn) == "<|eot_id|>");
+  CHECK(!tokenizer.token_of(-1));
+  CHECK(!tokenizer.id_of("no such token"));
+  CHECK(tokenizer.vocab_size() == 700);
+  CHECK(tokenizer.encode("", {.add_special_tokens = false}).empty());
+  CHECK(tokenizer.decode({}) == "");
+  CHECK(tokenizer.decode({-1, 100000}) == "");
+}
+
+TEST_CASE("tokenizer: threads share a tokenizer") {
+  const auto tokenizer = Tokenizer::load(golden_dir() + "/tokenizer/qwen.json");
+  const auto all = cases();
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(4);
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (std::size_t i = 0; i < all["texts"].size(); ++i)
+        wrong[std::size_t(t)] += tokenizer.encode(all["texts"][i].get<std::string>()) !=
+                                 all["tokenizers"]["qwen"]["ids"][i].get<std::vector<int>>();
+    });
+  for (auto& t : threads) t.join();
+  CHECK(wrong == std::vector<int>(4));
+}
+
+TEST_CASE("tokenizer: long runs of one character take linear time") {
+  const auto tokenizer = Tokenizer::load(golden_dir() + "/tokenizer/llama2.json");
+  const std::string text(1 << 20, 'a');
+  CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+}
+
+TEST_CASE("tokenizer: unsupported kinds are named") {
+  const auto changed = [](const char* part, const char* value) {
+    auto spec = spec_of("gpt2");
+    spec[part] = Json::parse(value);
+    return message([&] { Tokenizer::parse(spec.dump()); });
+  };
+  CHECK(has(changed("model", R"({"type": "Unigram", "vocab": []})"),
+            "[Tokenizer] the model Unigram is not supported; supported is BPE"));
+  CHECK(has(changed("normalizer", R"({"type": "Precompiled"})"),
+            "the normalizer Precompiled is not supported; supported are Sequence, NFC"));
+  CHECK(has(changed("pre_tokenizer", R"({"type": "Sequence", "pretokenizers": [
+              {"type": "UnicodeScripts"}]})"),
+            "the pre-tokenizer UnicodeScripts is not supported"));
+  CHECK(has(changed("post_processor", R"({"type": "New"})"),
+            "the post-processor New is not supported"));
+  CHECK(has(changed("decoder", R"({"type": "CTC"})"), "the decoder CTC is not supported"));
+  CHECK(has(changed("decoder", "{}"), "the decoder {} has no type"));
+  CHECK(has(changed("pre_tokenizer", R"({"type": "Split", "pattern": {"Regex": "(a"},
+                     "behavior": "Isolated", "invert": false})"),
+            "the pattern (a is not supported: missing closing parenthesis"));
+  CHECK(has(changed("model", R"({"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]})"),
+            "the merge of a and b is not in the vocabulary"));
+  CHECK(has(changed("model", R"({"type": "BPE", "vocab": {"a": -1}, "merges": []})"),
+            "the token a has the id -1"));
+  CHECK(has(changed("model", R"({"type": "BPE", "vocab": {"a": 0}})"), "is corrupt"));
+}
+
+TEST_CASE("tokenizer: missing and corrupt files raise with their path") {
+  Folder folder;
+  CHECK(has(message([&] { Tokenizer::load(folder.path); }), "tokenizer.json does not exist"));
+  std::ofstream(folder / "tokenizer.model") << "x";
+  CHECK(has(message([&] { Tokenizer::load(folder.path); }), "tokenizer.model is not read"));
+  std::ofstream(folder / "tokenizer.json") << "{\"model\": ";
+  CHECK(has(message([&] { Tokenizer::load(folder.path); }),
+            "tokenizer.json: the tokenizer is corrupt"));
+}
