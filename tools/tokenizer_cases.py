@@ -18,7 +18,7 @@ VOCABULARY = 700
 
 
 def sources():
-    """Yields texts of this repository, and random characters."""
+    """Yields files of this repository, and random characters."""
     for pattern in ("docs/*/*.md", "include/haliax/*.h"):
         for file in sorted(ROOT.glob(pattern)):
             yield file.read_text()

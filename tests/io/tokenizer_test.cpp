@@ -53,7 +53,7 @@ TEST_CASE("tokenizer: ids and text equal those of the package tokenizers") {
   }
 }
 
-TEST_CASE("tokenizer: every text comes back from a byte-level vocabulary") {
+TEST_CASE("tokenizer: decode returns every text that a byte-level vocabulary encodes") {
   const auto all = cases();
   const auto tokenizer = Tokenizer::load(golden_dir() + "/tokenizer/gpt2.json");
   for (const std::string text : all["texts"])
@@ -63,17 +63,17 @@ TEST_CASE("tokenizer: every text comes back from a byte-level vocabulary") {
 
 TEST_CASE("tokenizer: special tokens are found, added and skipped") {
   const auto tokenizer = Tokenizer::load(golden_dir() + "/tokenizer/llama3.json");
-  const int start = *tokenizer.id_of("<|begin_of_text|>"), turn = *tokenizer.id_of("<|eot_id|>");
+  const int start = *tokenizer.id_of("<|begin_of_text|>"), end = *tokenizer.id_of("<|eot_id|>");
   const auto ids = tokenizer.encode("Hello<|eot_id|>");
   CHECK(ids.front() == start);
-  CHECK(ids.back() == turn);
+  CHECK(ids.back() == end);
   CHECK(tokenizer.encode("Hello", {.add_special_tokens = false}).front() != start);
   CHECK(tokenizer.decode(ids) == "Hello");
   CHECK(tokenizer.decode(ids, {.skip_special_tokens = false}) ==
         "<|begin_of_text|>Hello<|eot_id|>");
-  CHECK(tokenizer.is_special(turn));
+  CHECK(tokenizer.is_special(end));
   CHECK(!tokenizer.is_special(ids[1]));
-  CHECK(tokenizer.token_of(turn) == "<|eot_id|>");
+  CHECK(tokenizer.token_of(end) == "<|eot_id|>");
   CHECK(!tokenizer.token_of(-1));
   CHECK(!tokenizer.id_of("no such token"));
   CHECK(tokenizer.vocab_size() == 700);

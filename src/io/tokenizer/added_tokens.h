@@ -1,4 +1,4 @@
-// Tokens that are found in the text before it is cut into pieces, such as <|endoftext|>.
+// Tokens that are found in the text before it is split into pieces, such as <|endoftext|>.
 #pragma once
 #include <map>
 #include <nlohmann/json_fwd.hpp>
@@ -40,11 +40,11 @@ class AddedTokens {
  private:
   // A trie of bytes. Node 0 is the root.
   struct Trie {
-    struct Step {
+    struct TrieStep {
       unsigned char byte;
       int node;
     };
-    std::vector<std::vector<Step>> steps{1};
+    std::vector<std::vector<TrieStep>> steps{1};
     std::vector<int> token{-1};  // index of the token that ends at the node, or -1
     bool starts[256] = {};
     void add(std::string_view text, int token);

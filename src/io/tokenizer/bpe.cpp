@@ -15,8 +15,6 @@
 namespace haliax {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581, a space in SentencePiece
 constexpr int kMostIds = 1 << 26;
 
@@ -32,16 +30,16 @@ std::size_t end_of_word(std::string_view text) {
   }
   return text.size();
 }
-std::string text_at(const Json& model, const char* key) {
+std::string text_at(const TokenizerJson& model, const char* key) {
   return model.contains(key) && !model[key].is_null() ? model[key].get<std::string>() : "";
 }
-bool flag_at(const Json& model, const char* key) {
+bool flag_at(const TokenizerJson& model, const char* key) {
   return model.contains(key) && !model[key].is_null() && model[key].get<bool>();
 }
 
 }  // namespace
 
-Bpe::Bpe(const Json& model) {
+Bpe::Bpe(const TokenizerJson& model) {
   // files of before 2021 have no type
   const bool is_bpe = model.contains("type") ? model["type"] == "BPE" : model.contains("merges");
   if (!is_bpe)
@@ -69,7 +67,7 @@ Bpe::Bpe(const Json& model) {
                         !ignore_merges_ && prefix_.empty() && suffix_.empty();
 }
 
-void Bpe::read_vocabulary(const Json& vocabulary) {
+void Bpe::read_vocabulary(const TokenizerJson& vocabulary) {
   for (auto& [token, value] : vocabulary.items()) {
     const auto id = value.get<std::int64_t>();
     if (id < 0 || id >= kMostIds)
@@ -83,7 +81,7 @@ void Bpe::read_vocabulary(const Json& vocabulary) {
     ids_[token] = int(id);
   }
 }
-void Bpe::read_merges(const Json& list) {
+void Bpe::read_merges(const TokenizerJson& list) {
   merges_.resize(std::bit_ceil(list.size() * 2 + 2));
   std::uint32_t rank = 0;
   for (auto& entry : list) {
@@ -204,7 +202,7 @@ void Bpe::start_symbols(std::string_view word, BpeMemory& memory) const {
 }
 
 // The heap holds the pairs that can merge, lowest rank first, then leftmost. A pair whose symbols
-// have changed since is skipped when it comes up.
+// have changed since is skipped at the top of the heap.
 void Bpe::merge_symbols(BpeMemory& memory) const {
   auto& symbols = memory.symbols;
   auto& heap = memory.heap;

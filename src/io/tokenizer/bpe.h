@@ -26,13 +26,13 @@ class BpeMemory {
     int id, previous, next;
     bool merged = false;  // into the symbol before it
   };
-  struct Candidate {
+  struct MergeCandidate {
     std::uint32_t rank;
     int at, id;  // the left symbol, and the token of the pair
   };
   TextMap<std::vector<int>> words;
   std::vector<Symbol> symbols;
-  std::vector<Candidate> heap;
+  std::vector<MergeCandidate> heap;
 };
 
 class Bpe {

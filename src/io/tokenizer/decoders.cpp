@@ -12,8 +12,6 @@
 namespace haliax {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr const char* kPostProcessors =
     "Sequence, TemplateProcessing, ByteLevel, RobertaProcessing, BertProcessing";
 constexpr const char* kDecoders =
@@ -34,7 +32,7 @@ class AffixTokens final : public PostProcessor {
 };
 class ProcessorSequence final : public PostProcessor {
  public:
-  explicit ProcessorSequence(const Json& steps) {
+  explicit ProcessorSequence(const TokenizerJson& steps) {
     for (auto& s : steps) steps_.push_back(post_processor_of(s));
   }
   void apply(std::vector<int>& ids) const override {
@@ -45,7 +43,7 @@ class ProcessorSequence final : public PostProcessor {
  private:
   std::vector<std::unique_ptr<const PostProcessor>> steps_;
 };
-std::unique_ptr<const PostProcessor> template_of(const Json& spec) {
+std::unique_ptr<const PostProcessor> template_of(const TokenizerJson& spec) {
   std::vector<int> before, after;
   bool passed = false;
   for (auto& part : spec.at("single")) {
@@ -156,7 +154,7 @@ void decode_metaspace(Tokens& tokens, const Pattern& mark, bool prepended) {
 
 }  // namespace
 
-std::unique_ptr<const PostProcessor> post_processor_of(const Json& spec) {
+std::unique_ptr<const PostProcessor> post_processor_of(const TokenizerJson& spec) {
   if (spec.is_null()) return nullptr;
   const auto type = type_of_step("post-processor", spec);
   if (type == "ByteLevel") return nullptr;  // it moves offsets alone
@@ -168,7 +166,7 @@ std::unique_ptr<const PostProcessor> post_processor_of(const Json& spec) {
   fail_unsupported("post-processor", spec, kPostProcessors);
 }
 
-std::unique_ptr<const Decoder> decoder_of(const Json& spec) {
+std::unique_ptr<const Decoder> decoder_of(const TokenizerJson& spec) {
   if (spec.is_null()) return nullptr;
   const auto type = type_of_step("decoder", spec);
   if (type == "ByteLevel") return decoder(decode_byte_level);

@@ -10,8 +10,6 @@
 namespace haliax {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr const char* kNormalizers =
     "Sequence, NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Prepend, Replace, ByteLevel";
 
@@ -57,16 +55,16 @@ void strip_accents(std::string& text) {
 
 }  // namespace
 
-std::string type_of_step(const char* step, const Json& spec) {
+std::string type_of_step(const char* step, const TokenizerJson& spec) {
   if (spec.is_object() && spec.contains("type") && spec["type"].is_string()) return spec["type"];
   fail("Tokenizer", "the {} {} has no type", step, printable(spec.dump()));
 }
-void fail_unsupported(const char* step, const Json& spec, const char* supported) {
+void fail_unsupported(const char* step, const TokenizerJson& spec, const char* supported) {
   fail("Tokenizer", "the {} {} is not supported; supported are {}", step,
        printable(type_of_step(step, spec)), supported);
 }
 
-std::unique_ptr<const Normalizer> normalizer_of(const Json& spec) {
+std::unique_ptr<const Normalizer> normalizer_of(const TokenizerJson& spec) {
   if (spec.is_null()) return nullptr;
   const auto type = type_of_step("normalizer", spec);
   if (type == "NFC") return form(NormalForm::nfc);

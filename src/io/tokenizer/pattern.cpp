@@ -101,7 +101,7 @@ std::string property_name(std::string name) {
 std::string translated(std::string_view pattern, bool all) {
   const auto letters = all ? class_of(kNewLetters) : "", numbers = all ? class_of(kNewNumbers) : "";
   std::string out;
-  int depth = 0;  // of brackets
+  int depth = 0;  // nesting level of brackets
   for (std::size_t i = 0; i < pattern.size(); ++i) {
     const char c = pattern[i];
     if (c == '[') {

@@ -40,7 +40,7 @@ class Pattern {
   void compile(const std::string& expression);
   std::string literal_;
   std::shared_ptr<void> code_;         // null: a string
-  std::shared_ptr<void> code_of_all_;  // for texts with characters that PCRE2 may lack
+  std::shared_ptr<void> code_of_all_;  // for characters that PCRE2 may lack
 };
 
 }  // namespace haliax

@@ -1,4 +1,4 @@
-// Pre-tokenizers: cut the text into pieces that tokens do not cross.
+// Pre-tokenizers: split the text into pieces. No token crosses the boundary of a piece.
 #include <nlohmann/json.hpp>
 
 #include "graph/fail.h"
@@ -9,8 +9,6 @@
 namespace haliax {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr const char* kPreTokenizers =
     "Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit";
 // The words of GPT-2 (Radford et al. 2019).
@@ -18,7 +16,7 @@ constexpr const char* kWordsOfGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
-Behavior behavior_of(const Json& spec) {
+Behavior behavior_of(const TokenizerJson& spec) {
   const std::string name = spec.at("behavior");
   if (name == "Removed") return Behavior::removed;
   if (name == "Isolated") return Behavior::isolated;
@@ -137,7 +135,7 @@ class SplitAt final : public PreTokenizer {
 
 class ByteLevelPieces final : public PreTokenizer {
  public:
-  ByteLevelPieces(const Json& spec, bool last) : add_space_(spec.at("add_prefix_space")) {
+  ByteLevelPieces(const TokenizerJson& spec, bool last) : add_space_(spec.at("add_prefix_space")) {
     if (spec.value("use_regex", true))
       words_ = std::make_unique<SplitBy>(Pattern::regex(kWordsOfGpt2), Behavior::isolated, false);
     skip_map_ = last;
@@ -159,7 +157,7 @@ class ByteLevelPieces final : public PreTokenizer {
 
 class MetaspacePieces final : public PreTokenizer {
  public:
-  explicit MetaspacePieces(const Json& spec)
+  explicit MetaspacePieces(const TokenizerJson& spec)
       : mark_(spec.at("replacement").get<std::string>()), split_(spec.value("split", true)),
         words_(Pattern::literal(mark_), Behavior::merged_with_next, false) {
     if (spec.contains("prepend_scheme"))
@@ -188,7 +186,7 @@ class MetaspacePieces final : public PreTokenizer {
 
 class PieceSequence final : public PreTokenizer {
  public:
-  PieceSequence(const Json& steps, bool last) {
+  PieceSequence(const TokenizerJson& steps, bool last) {
     for (std::size_t i = 0; i < steps.size(); ++i)
       steps_.push_back(pre_tokenizer_of(steps[i], last && i + 1 == steps.size()));
   }
@@ -225,7 +223,7 @@ std::string bytes_as_characters(std::string_view bytes) {
   return out;
 }
 
-std::unique_ptr<const PreTokenizer> pre_tokenizer_of(const Json& spec, bool last) {
+std::unique_ptr<const PreTokenizer> pre_tokenizer_of(const TokenizerJson& spec, bool last) {
   if (spec.is_null()) return nullptr;
   const auto type = type_of_step("pre-tokenizer", spec);
   if (type == "ByteLevel") return std::make_unique<ByteLevelPieces>(spec, last);

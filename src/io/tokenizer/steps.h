@@ -10,18 +10,20 @@
 
 namespace haliax {
 
+using TokenizerJson = nlohmann::json;
+
 // Raises an error that names the type of a step.
-[[noreturn]] void fail_unsupported(const char* step, const nlohmann::json&, const char* supported);
+[[noreturn]] void fail_unsupported(const char* step, const TokenizerJson&, const char* supported);
 // Returns the type of a step.
-std::string type_of_step(const char* step, const nlohmann::json&);
+std::string type_of_step(const char* step, const TokenizerJson&);
 
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  // Sets `moved` if the text no longer starts with what it started with.
+  // Sets `moved` if it removes the start of the text.
   virtual void apply(std::string& text, bool& moved) const = 0;
 };
-std::unique_ptr<const Normalizer> normalizer_of(const nlohmann::json&);  // null: none
+std::unique_ptr<const Normalizer> normalizer_of(const TokenizerJson&);  // null: none
 
 // A part of the text that is tokenized alone.
 struct Piece {
@@ -42,14 +44,14 @@ class PreTokenizer {
   virtual bool maps_bytes() const { return false; }
 };
 // `last` is true if no step follows.
-std::unique_ptr<const PreTokenizer> pre_tokenizer_of(const nlohmann::json&, bool last = true);
+std::unique_ptr<const PreTokenizer> pre_tokenizer_of(const TokenizerJson&, bool last = true);
 
 class PostProcessor {
  public:
   virtual ~PostProcessor() = default;
   virtual void apply(std::vector<int>& ids) const = 0;
 };
-std::unique_ptr<const PostProcessor> post_processor_of(const nlohmann::json&);
+std::unique_ptr<const PostProcessor> post_processor_of(const TokenizerJson&);
 
 using Tokens = std::vector<std::string>;
 class Decoder {
@@ -57,7 +59,7 @@ class Decoder {
   virtual ~Decoder() = default;
   virtual void apply(Tokens&) const = 0;
 };
-std::unique_ptr<const Decoder> decoder_of(const nlohmann::json&);
+std::unique_ptr<const Decoder> decoder_of(const TokenizerJson&);
 
 // The characters that stand for the 256 bytes in a byte-level vocabulary: the byte itself if it is
 // printable in Latin-1, otherwise U+0100 and up.

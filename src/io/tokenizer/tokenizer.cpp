@@ -1,4 +1,4 @@
-// Tokenizers: added tokens are found first, then each part of the text is normalized, cut into
+// Tokenizers: added tokens are found first, then each part of the text is normalized, split into
 // pieces, and encoded by the model.
 #include "haliax/tokenizer.h"
 
@@ -16,8 +16,6 @@
 
 namespace haliax {
 
-using TokenizerJson = nlohmann::json;
-
 struct Tokenizer::Impl {
   std::unique_ptr<const Normalizer> normalizer;
   std::unique_ptr<const PreTokenizer> pre_tokenizer;
@@ -26,23 +24,23 @@ struct Tokenizer::Impl {
   std::unique_ptr<const Bpe> model;
   AddedTokens added;
 
-  // Memory of calls. A call takes one, so that calls of several threads do not share it.
-  struct Memory {
+  // EncodeMemory of a call. Concurrent calls do not share it.
+  struct EncodeMemory {
     BpeMemory bpe;
     Pieces pieces;
     std::vector<TextPart> parts, normalized;
   };
   mutable std::mutex taking;
-  mutable std::vector<std::unique_ptr<Memory>> idle;
+  mutable std::vector<std::unique_ptr<EncodeMemory>> idle;
 
-  std::unique_ptr<Memory> take() const {
+  std::unique_ptr<EncodeMemory> take() const {
     std::lock_guard hold(taking);
-    if (idle.empty()) return std::make_unique<Memory>();
+    if (idle.empty()) return std::make_unique<EncodeMemory>();
     auto out = std::move(idle.back());
     idle.pop_back();
     return out;
   }
-  void give_back(std::unique_ptr<Memory> memory) const {
+  void give_back(std::unique_ptr<EncodeMemory> memory) const {
     std::lock_guard hold(taking);
     idle.push_back(std::move(memory));
   }
@@ -58,7 +56,7 @@ struct Tokenizer::Impl {
   }
 
   // Encodes text between added tokens that has been normalized.
-  void encode_part(const Piece& part, Memory& m, std::vector<int>& to) const {
+  void encode_part(const Piece& part, EncodeMemory& m, std::vector<int>& to) const {
     auto& pieces = m.pieces;
     pieces.all.assign(1, part);
     pieces.memory.clear();
@@ -66,7 +64,7 @@ struct Tokenizer::Impl {
     const bool maps = pre_tokenizer && pre_tokenizer->maps_bytes();
     for (auto& p : pieces.all) model->tokenize(p.text, maps, m.bpe, to);
   }
-  void encode(std::string_view text, Memory& m, std::vector<int>& to) const {
+  void encode(std::string_view text, EncodeMemory& m, std::vector<int>& to) const {
     m.parts.clear();
     added.split(text, false, m.parts);
     std::string storage;

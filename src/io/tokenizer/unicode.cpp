@@ -25,7 +25,7 @@ std::size_t valid_length(std::string_view text, std::size_t at, std::size_t& bad
   if (first < 0x80) return 1;
   if (first < 0xc2 || first > 0xf4) return 0;
   const std::size_t length = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-  unsigned char low = 0x80, high = 0xbf;  // of the second byte
+  unsigned char low = 0x80, high = 0xbf;  // range of the second byte
   if (first == 0xe0) low = 0xa0;
   if (first == 0xed) high = 0x9f;
   if (first == 0xf0) low = 0x90;

@@ -1,0 +1,203 @@
+// The configuration of a model folder.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/name.h"
+#include "graph/fail.h"
+#include "graph/node.h"
+#include "haliax/huggingface.h"
+#include "io/file.h"
+
+namespace haliax {
+
+struct ModelConfig::Object {
+  nlohmann::json root = nlohmann::json::object();
+};
+
+namespace {
+
+constexpr const char* kConfig = "load_config";
+
+template <class T> inline constexpr bool is_list = false;
+template <class T> inline constexpr bool is_list<std::vector<T>> = true;
+
+// Returns the name of a type in messages.
+template <class T> constexpr const char* described() {
+  return std::is_same_v<T, bool>           ? "true or false"
+         : std::is_same_v<T, int>          ? "a 32-bit integer"
+         : std::is_same_v<T, std::int64_t> ? "an integer"
+         : std::is_same_v<T, double>       ? "a number"
+         : std::is_same_v<T, std::string>  ? "a string"
+         : std::is_same_v<T, ModelConfig>  ? "an object"
+                                           : "a list with elements of one type";
+}
+// Returns true if a value has this type.
+template <class T> bool holds(const nlohmann::json& v) {
+  if constexpr (is_list<T>)
+    return v.is_array() && std::all_of(v.begin(), v.end(), holds<typename T::value_type>);
+  else if constexpr (std::is_same_v<T, bool>)
+    return v.is_boolean();
+  else if constexpr (std::is_same_v<T, double>)
+    return v.is_number();
+  else if constexpr (std::is_same_v<T, std::string>)
+    return v.is_string();
+  else if constexpr (std::is_same_v<T, ModelConfig>)
+    return v.is_object();
+  else if (!v.is_number_integer())
+    return false;
+  else if (v.is_number_unsigned())
+    return v.get<std::uint64_t>() <= std::uint64_t(std::numeric_limits<T>::max());
+  else
+    return v.get<std::int64_t>() >= std::numeric_limits<T>::min();
+}
+
+}  // namespace
+
+ModelConfig::ModelConfig()
+    : object_(std::make_shared<const Object>()), source_("the configuration") {}
+
+ModelConfig ModelConfig::parse(std::string_view json, std::string source, SourceLocation at) {
+  CallSite here(at);
+  ModelConfig out;
+  out.source_ = std::move(source);
+  try {
+    Object object{nlohmann::json::parse(json)};
+    if (object.root.is_object()) {
+      out.object_ = std::make_shared<const Object>(std::move(object));
+      return out;
+    }
+  } catch (const nlohmann::json::exception&) {}
+  fail(kConfig, "{} is not a JSON object", out.source_);
+}
+
+bool ModelConfig::has(std::string_view key) const {
+  auto found = object_->root.find(key);
+  return found != object_->root.end() && !found->is_null();
+}
+template <class T> T ModelConfig::get(std::string_view key, SourceLocation at) const {
+  auto found = object_->root.find(key);
+  CallSite here(at);
+  if (found == object_->root.end() || found->is_null())
+    fail(kConfig, "{} has no key {}{}", source_, key, did_you_mean(key, keys()));
+  if (!holds<T>(*found))
+    fail(kConfig, "{}: {} is {}; expected {}", source_, key, printable(found->dump()),
+         described<T>());
+  auto config = [&](const nlohmann::json& v) {
+    ModelConfig out;
+    out.object_ = std::make_shared<const Object>(Object{v});
+    out.source_ = fmt::format("{} in {}", key, source_);
+    return out;
+  };
+  if constexpr (std::is_same_v<T, ModelConfig>) {
+    return config(*found);
+  } else if constexpr (is_list<T>) {
+    T out;
+    for (auto& v : *found)
+      if constexpr (std::is_same_v<typename T::value_type, ModelConfig>)
+        out.push_back(config(v));
+      else
+        out.push_back(v.template get<typename T::value_type>());
+    return out;
+  } else {
+    return found->get<T>();
+  }
+}
+template <class T> ModelConfig& ModelConfig::set(std::string_view key, const T& value) {
+  auto object = *object_;
+  auto& to = object.root[std::string(key)];
+  if constexpr (std::is_same_v<T, ModelConfig>) {
+    to = value.object_->root;
+  } else if constexpr (std::is_same_v<T, std::vector<ModelConfig>>) {
+    to = nlohmann::json::array();
+    for (auto& v : value) to.push_back(v.object_->root);
+  } else {
+    to = value;
+  }
+  object_ = std::make_shared<const Object>(std::move(object));
+  return *this;
+}
+template bool ModelConfig::get<bool>(std::string_view, SourceLocation) const;
+template int ModelConfig::get<int>(std::string_view, SourceLocation) const;
+template std::int64_t ModelConfig::get<std::int64_t>(std::string_view, SourceLocation) const;
+template double ModelConfig::get<double>(std::string_view, SourceLocation) const;
+template std::string ModelConfig::get<std::string>(std::string_view, SourceLocation) const;
+template ModelConfig ModelConfig::get<ModelConfig>(std::string_view, SourceLocation) const;
+template std::vector<bool> ModelConfig::get<std::vector<bool>>(std::string_view,
+                                                               SourceLocation) const;
+template std::vector<int> ModelConfig::get<std::vector<int>>(std::string_view,
+                                                             SourceLocation) const;
+template std::vector<std::int64_t> ModelConfig::get<std::vector<std::int64_t>>(
+    std::string_view, SourceLocation) const;
+template std::vector<double> ModelConfig::get<std::vector<double>>(std::string_view,
+                                                                   SourceLocation) const;
+template std::vector<std::string> ModelConfig::get<std::vector<std::string>>(std::string_view,
+                                                                             SourceLocation) const;
+template std::vector<ModelConfig> ModelConfig::get<std::vector<ModelConfig>>(std::string_view,
+                                                                             SourceLocation) const;
+template ModelConfig& ModelConfig::set<bool>(std::string_view, const bool&);
+template ModelConfig& ModelConfig::set<int>(std::string_view, const int&);
+template ModelConfig& ModelConfig::set<std::int64_t>(std::string_view, const std::int64_t&);
+template ModelConfig& ModelConfig::set<double>(std::string_view, const double&);
+template ModelConfig& ModelConfig::set<std::string>(std::string_view, const std::string&);
+template ModelConfig& ModelConfig::set<ModelConfig>(std::string_view, const ModelConfig&);
+template ModelConfig& ModelConfig::set<std::vector<bool>>(std::string_view,
+                                                          const std::vector<bool>&);
+template ModelConfig& ModelConfig::set<std::vector<int>>(std::string_view, const std::vector<int>&);
+template ModelConfig& ModelConfig::set<std::vector<std::int64_t>>(std::string_view,
+                                                                  const std::vector<std::int64_t>&);
+template ModelConfig& ModelConfig::set<std::vector<double>>(std::string_view,
+                                                            const std::vector<double>&);
+template ModelConfig& ModelConfig::set<std::vector<std::string>>(std::string_view,
+                                                                 const std::vector<std::string>&);
+template ModelConfig& ModelConfig::set<std::vector<ModelConfig>>(std::string_view,
+                                                                 const std::vector<ModelConfig>&);
+
+std::vector<std::string> ModelConfig::keys() const {
+  std::vector<std::string> out;
+  for (auto& [key, value] : object_->root.items()) out.push_back(key);
+  return out;
+}
+ModelConfig& ModelConfig::erase(std::string_view key) {
+  auto object = *object_;
+  object.root.erase(std::string(key));
+  object_ = std::make_shared<const Object>(std::move(object));
+  return *this;
+}
+
+std::string ModelConfig::architecture(SourceLocation at) const {
+  if (has("architectures"))
+    if (auto names = get<std::vector<std::string>>("architectures", at); !names.empty())
+      return names[0];
+  if (has("model_type")) return get<std::string>("model_type", at);
+  CallSite here(at);
+  fail(kConfig, "{} names no architecture: it has neither architectures nor model_type", source_);
+}
+std::string ModelConfig::architecture(const std::vector<std::string>& known,
+                                      SourceLocation at) const {
+  auto name = architecture(at);
+  if (std::find(known.begin(), known.end(), name) != known.end()) return name;
+  CallSite here(at);
+  fail(kConfig, fmt::format("{}: architecture {} is not supported; the supported ones are {}",
+                            source_, printable(name), fmt::join(known, ", ")));
+}
+std::string ModelConfig::json() const {
+  return object_->root.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+ModelConfig load_config(const std::string& folder, SourceLocation at) {
+  CallSite here(at);
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) fail(kConfig, "{} is not a folder", folder);
+  const auto path = (fs::path(folder) / "config.json").string();
+  if (!fs::exists(path, ignored))
+    fail(kConfig, "{} has no config.json; it must be a folder that save_pretrained wrote", folder);
+  const auto bytes = contents_of(kConfig, path);
+  return ModelConfig::parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, at);
+}
+
+}  // namespace haliax
