@@ -10,7 +10,7 @@
 
 #include "examples/command_line.h"
 #include "data.h"
-#include "progress.h"
+#include "examples/progress.h"
 #include "run.h"
 
 namespace {
@@ -79,7 +79,7 @@ void print_losses(const std::vector<double>& losses, std::int64_t before) {
 std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gpt2::RunOptions& o,
                                 const Command& c, std::int64_t before) {
   const bool saves = !c.checkpoint.empty();
-  gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len, before);
+  examples::Progress progress(c.steps, c.seconds, o.batch * o.seq_len, before);
   auto stops = [] {  // all ranks stop at the same step, even if only one received the signal
     if (!haliax::on_any_rank(stopped_by != 0)) return false;
     if (!stopped_by) stopped_by = SIGTERM;
@@ -155,7 +155,7 @@ int train(Command c) {
   if (stopped_by) return 128 + int(stopped_by);
   const bool writes = haliax::this_rank() == 0;
   if (writes && !c.curve.empty() && !losses.empty()) {
-    gpt2::write_loss_curve(c.curve, losses);
+    examples::write_loss_curve(c.curve, losses);
     std::printf("loss curve: %s\n", c.curve.c_str());
   }
 

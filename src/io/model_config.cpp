@@ -78,6 +78,10 @@ bool ModelConfig::has(std::string_view key) const {
   auto found = object_->root.find(key);
   return found != object_->root.end() && !found->is_null();
 }
+bool ModelConfig::is_list(std::string_view key) const {
+  auto found = object_->root.find(key);
+  return found != object_->root.end() && found->is_array();
+}
 template <class T> T ModelConfig::get(std::string_view key, SourceLocation at) const {
   auto found = object_->root.find(key);
   CallSite here(at);

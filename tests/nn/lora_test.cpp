@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
+#include "haliax/state_dict.h"
 #include "support/raises.h"
 
 using namespace haliax;
@@ -66,6 +67,20 @@ TEST_CASE("lora: adapters change no result at first, train alone, and merge into
   auto half = tree_map([](const NamedArray& a) { return a.astype(DType::bf16); }, model);
   auto half_tuned = nn::with_lora(half, {"head"}, 1, random::key(3));
   CHECK(half_tuned(x.astype(DType::bf16)).dtype() == DType::bf16);
+}
+
+TEST_CASE("lora: adapters are saved under the names of PEFT, one matrix per layer") {
+  auto tuned = nn::with_lora(Model::init(random::key(0)), {"q_proj"}, 2, random::key(1));
+  tuned = tree_map([](const NamedArray& a) { return a + 0.5f; }, tuned);
+  const auto file = to_state_dict(filter(tuned, "lora"), {}, {.prefix = "base_model.model"});
+  CHECK(file.tensors.size() == 6);
+  using Sizes = std::vector<std::int64_t>;
+  CHECK(file.at("base_model.model.blocks.2.q_proj.lora_A.weight").shape == Sizes{2, 6});
+  CHECK(file.at("base_model.model.blocks.0.q_proj.lora_B.weight").shape == Sizes{6, 2});
+  auto empty = nn::with_lora(Model::init(random::key(0)), {"q_proj"}, 2, random::key(5));
+  auto loaded = from_state_dict(file, filter(empty, "lora"), {.prefix = "base_model.model"});
+  CHECK(array_equal(loaded.blocks.stacked.q_proj.lora_B->weight,
+                    tuned.blocks.stacked.q_proj.lora_B->weight));
 }
 
 TEST_CASE("lora: layers that do not exist, or have an adapter, raise") {

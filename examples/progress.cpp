@@ -1,5 +1,5 @@
 // Prints the progress bar, the progress lines and the plot of the losses.
-#include "progress.h"
+#include "examples/progress.h"
 
 #include <haliax/ranks.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 #include <fstream>
 #include <stdexcept>
 
-namespace gpt2 {
+namespace examples {
 namespace {
 
 double resident_mib() {
@@ -117,4 +117,4 @@ void write_loss_curve(const std::string& path, const std::vector<double>& losses
   if (!out) throw std::runtime_error("cannot write " + path);
 }
 
-}  // namespace gpt2
+}  // namespace examples

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace gpt2 {
+namespace examples {
 
 class Progress {
  public:
@@ -36,4 +36,4 @@ class Progress {
 // Draws the loss of each step. Raises if the file cannot be written.
 void write_loss_curve(const std::string& path, const std::vector<double>& losses);
 
-}  // namespace gpt2
+}  // namespace examples

@@ -1,0 +1,59 @@
+// Reads documents, and cuts their tokens into sequences.
+#include "data.h"
+
+#include <haliax/error.h>
+
+#include <algorithm>
+#include <fstream>
+#include <numeric>
+#include <random>
+
+namespace finetune {
+
+Sequences::Sequences(std::vector<int> tokens, std::int64_t length, double validation,
+                     std::int64_t seed)
+    : tokens_(std::move(tokens)), length_(length), count_(std::int64_t(tokens_.size()) / length),
+      training_(count_ - std::int64_t(double(count_) * validation)), seed_(seed) {
+  if (training_ < 1)
+    throw haliax::Error("[finetune] the data have " + std::to_string(tokens_.size()) +
+                        " tokens, less than one sequence of " + std::to_string(length) +
+                        " for training; use more data or a smaller --length");
+}
+std::vector<std::int32_t> Sequences::batch(std::int64_t step, std::int64_t count) const {
+  std::vector<std::int32_t> out;
+  std::vector<std::int64_t> order(std::size_t(training_), 0);
+  std::int64_t pass = -1;
+  for (std::int64_t k = step * count; k < (step + 1) * count; ++k) {
+    if (k / training_ != pass) {
+      pass = k / training_;
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), std::mt19937_64(std::uint64_t(seed_ + pass)));
+    }
+    append(order[std::size_t(k % training_)], out);
+  }
+  return out;
+}
+std::vector<std::int32_t> Sequences::held_out(std::int64_t k) const {
+  std::vector<std::int32_t> out;
+  append(training_ + k, out);
+  return out;
+}
+void Sequences::append(std::int64_t sequence, std::vector<std::int32_t>& out) const {
+  const auto begin = tokens_.begin() + sequence * length_;
+  out.insert(out.end(), begin, begin + length_);
+}
+
+std::vector<std::string> documents_of(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) throw haliax::Error("[finetune] cannot read " + path);
+  std::vector<std::string> out(1);
+  for (std::string line; std::getline(in, line);)
+    if (line.empty())
+      out.emplace_back();
+    else
+      out.back() += line + "\n";
+  std::erase_if(out, [](auto& text) { return text.empty(); });
+  return out;
+}
+
+}  // namespace finetune

@@ -1,0 +1,195 @@
+// finetune: trains a model of a folder of Hugging Face on text, all parameters or adapters.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "data.h"
+#include "examples/command_line.h"
+#include "examples/mesh_option.h"
+#include "examples/models/pretrained.h"
+#include "examples/progress.h"
+#include "haliax/tokenizer.h"
+#include "train.h"
+
+using namespace haliax;
+
+namespace {
+
+struct Options {
+  std::string folder, data, out, log, svg, mesh, modules = "q_proj,v_proj,c_attn";
+  double validation = 0.05;
+  std::int64_t evaluate = 50, seed = 0;
+  finetune::TrainOptions train;
+};
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> out;
+  for (std::size_t from = 0; from < text.size();) {
+    const auto end = std::min(text.find(',', from), text.size());
+    out.push_back(text.substr(from, end - from));
+    from = end + 1;
+  }
+  return out;
+}
+// Returns the modules that the model has, of those that have other names in other models.
+template <class Model>
+std::vector<std::string> modules_in(const Model& model, const std::string& requested) {
+  auto names = split_at_commas(requested);
+  std::erase_if(names, [&](auto& name) {
+    bool found = false;
+    for_each_module<nn::Linear>(
+        model, [&](auto& path, const nn::Linear&) { found |= path.ends_with(name); });
+    return !found && names.size() > 1;
+  });
+  return names;
+}
+
+finetune::Sequences sequences_of(const Options& o, const Tokenizer& tokenizer) {
+  std::vector<int> tokens;
+  for (auto& document : finetune::documents_of(o.data)) {
+    auto ids = tokenizer.encode(document);
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+  }
+  return {std::move(tokens), o.train.length, o.validation, o.seed};
+}
+
+// One line of JSON per step.
+class Log {
+ public:
+  explicit Log(const std::string& path) {
+    if (path.empty()) return;
+    out_.open(path);
+    if (!out_) throw Error("[finetune] cannot write " + path);
+  }
+  void add(const nlohmann::json& line) {
+    if (out_.is_open()) out_ << line << std::endl;
+  }
+
+ private:
+  std::ofstream out_;
+};
+
+template <class Model> void save(const Options& o, const Model& model) {
+  if (o.out.empty()) return;
+  const auto config = load_config(o.folder);
+  save_pretrained(o.out, nn::merge_lora(model), config);
+  for (auto* name : {"tokenizer.json", "tokenizer_config.json"})
+    if (std::filesystem::exists(o.folder + "/" + name))
+      std::filesystem::copy_file(o.folder + "/" + name, o.out + "/" + name,
+                                 std::filesystem::copy_options::overwrite_existing);
+  if (o.train.rank == 0) return;
+  // The adapters alone, as PEFT saves them.
+  const auto folder = o.out + "/adapter";
+  std::filesystem::create_directories(folder);
+  write_safetensors(folder + "/adapter_model.safetensors",
+                    to_state_dict(filter(model, "lora"), {}, {.prefix = "base_model.model"}));
+  std::ofstream(folder + "/adapter_config.json") << nlohmann::json{
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path", o.folder},
+      {"r", o.train.rank},
+      {"lora_alpha", 2 * o.train.rank},
+      {"target_modules", o.train.modules},
+      {"fan_in_fan_out",
+       config.architecture() == "GPT2LMHeadModel"}}.dump(2);
+}
+
+template <class Model> void run(Options o, Model model) {
+  auto& t = o.train;
+  const auto tokenizer = Tokenizer::load(o.folder);
+  const auto data = sequences_of(o, tokenizer);
+  t.modules = modules_in(model, o.modules);
+  if (t.rank > 0)
+    model = nn::with_lora(model, t.modules, t.rank, random::key(std::uint64_t(o.seed)),
+                          {.alpha = double(2 * t.rank)});
+  const auto optimizer = finetune::optimizer_of(t);
+  const LeafFilter trained = t.rank > 0 ? LeafFilter("lora") : LeafFilter();
+  auto state = optimizer.init(trainable(model, trained));
+  auto step = finetune::make_step<Model>(t, optimizer);
+  const Axis Accumulate("accumulate", t.accumulate), Batch("batch", t.batch), Pos("pos", t.length);
+  auto ids_of = [&](std::int64_t k) {
+    return array(data.batch(k, t.accumulate * t.batch), {Accumulate, Batch, Pos});
+  };
+  std::int64_t parameters = 0;
+  for (auto& a : flatten(trainable(model, trained))) parameters += a.empty() ? 0 : a.size();
+  const auto plan = step.plan(model, state, ids_of(0));
+  std::fprintf(stderr,
+               "%lld sequences of %lld tokens, and %lld for validation; %lld trained parameters; "
+               "a step needs %.0f MiB\n",
+               static_cast<long long>(data.training()), static_cast<long long>(t.length),
+               static_cast<long long>(data.validation()), static_cast<long long>(parameters),
+               double(plan.argument_bytes + plan.peak_bytes) / (1 << 20));
+
+  auto evaluate = jit(finetune::batch_loss<Model>({}));
+  auto validation_loss = [&] {
+    double sum = 0;
+    for (std::int64_t k = 0; k < data.validation(); ++k)
+      sum += evaluate(model, array(data.held_out(k), {Batch.resize(1), Pos})).item();
+    return sum / double(data.validation());
+  };
+  Log log(o.log);
+  examples::Progress progress(t.steps, 0, t.accumulate * t.batch * t.length);
+  for (std::int64_t k = 0; k < t.steps; ++k) {
+    NamedArray loss, norm;
+    std::tie(model, state, loss, norm) = step(model, state, ids_of(k));
+    progress.add(loss.item());
+    nlohmann::json line{{"step", k + 1},
+                        {"loss", loss.item()},
+                        {"gradient_norm", norm.item()},
+                        {"seconds", progress.elapsed()}};
+    const bool last = k + 1 == t.steps;
+    if (data.validation() > 0 && (last || (k + 1) % o.evaluate == 0))
+      line["validation_loss"] = validation_loss();
+    log.add(line);
+    if (last && line.contains("validation_loss"))
+      std::fprintf(stderr, "validation loss %.4f\n", line["validation_loss"].get<double>());
+  }
+  progress.finish();
+  if (!o.svg.empty()) examples::write_loss_curve(o.svg, progress.losses());
+  save(o, model);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  auto& t = o.train;
+  examples::CommandLine line("Fine-tunes a GPT-2 or a Llama of Hugging Face on text.");
+  line.option("folder", o.folder, "folder with config.json, weights and tokenizer.json").required();
+  line.option("data", o.data, "text file; blank lines separate documents").required();
+  line.option("--out", o.out, "folder for the trained model; with --lora, also for the adapters");
+  line.option("--steps", t.steps, "training steps").range(1, 1 << 30);
+  line.option("--batch", t.batch, "sequences per gradient").range(1, 1 << 20);
+  line.option("--length", t.length, "tokens per sequence").range(2, 1 << 20);
+  line.option("--accumulate", t.accumulate, "gradients per step").range(1, 1 << 20);
+  line.option("--lora", t.rank, "rank of adapters; 0: trains all parameters").range(0, 1 << 16);
+  line.option("--modules", o.modules, "linear layers with an adapter, by path");
+  line.option("--lr", t.learning_rate, "largest learning rate; it decays along a cosine")
+      .positive();
+  line.option("--warmup", t.warmup, "steps until the largest learning rate").range(0, 1 << 30);
+  line.option("--weight-decay", t.weight_decay, "weight decay").not_negative();
+  line.option("--clip", t.clip, "largest norm of the gradients").positive();
+  line.option("--validation", o.validation, "fraction of the sequences for validation")
+      .range(0, 0.9);
+  line.option("--evaluate", o.evaluate, "steps between two validations").range(1, 1 << 30);
+  line.option("--seed", o.seed, "random seed").range(0, 1 << 30);
+  line.option("--mesh", o.mesh, "mesh, as data=2,model=2");
+  line.option("--log", o.log, "file for one line of JSON per step");
+  line.option("--svg", o.svg, "file for a picture of the loss");
+  if (auto status = line.parse(argc, argv)) return *status;
+  try {
+    std::optional<use_mesh> mesh;
+    std::optional<axis_mapping> mapping;
+    if (!o.mesh.empty()) {
+      t.mesh = examples::mesh_option("finetune", o.mesh);
+      mesh.emplace(*t.mesh);
+      mapping.emplace(finetune::parameter_mapping(*t.mesh));
+    }
+    models::with_pretrained(o.folder, DType::f32, [&](const auto& model) { run(o, model); });
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}
