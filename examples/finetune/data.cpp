@@ -1,4 +1,4 @@
-// Reads documents, and cuts their tokens into sequences.
+// Reads documents, and divides their tokens into sequences.
 #include "data.h"
 
 #include <haliax/error.h>

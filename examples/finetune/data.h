@@ -6,7 +6,7 @@
 
 namespace finetune {
 
-// Tokens that are cut into sequences of one length. The last sequences are for validation.
+// Tokens that are divided into sequences of one length. The last sequences are for validation.
 class Sequences {
  public:
   // Raises unless there is at least one sequence for training.

@@ -13,7 +13,7 @@ using namespace haliax;
 
 struct TrainOptions {
   std::int64_t steps = 100, batch = 4, length = 128, accumulate = 1, rank = 0, warmup = 10;
-  std::vector<std::string> modules;  // of the adapters
+  std::vector<std::string> modules;  // layers with an adapter, by path
   double learning_rate = 1e-4, weight_decay = 0, clip = 1;
   std::optional<Mesh> mesh = {};
 };

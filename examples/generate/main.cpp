@@ -40,7 +40,7 @@ class TextPrinter {
 // Returns the tokens that end a text.
 std::vector<int> stops_of(const ModelConfig& config) {
   if (!config.has("eos_token_id")) return {};
-  if (config.is_list("eos_token_id")) return config.get<std::vector<int>>("eos_token_id");
+  if (config.has_list("eos_token_id")) return config.get<std::vector<int>>("eos_token_id");
   return {config.get<int>("eos_token_id")};
 }
 

@@ -32,7 +32,7 @@ class ModelConfig {
   bool has(std::string_view key) const;
   /// Returns true if the object has a key whose value is a list. Some values are either one item or
   /// a list, such as `eos_token_id`.
-  bool is_list(std::string_view key) const;
+  bool has_list(std::string_view key) const;
   /// Returns the value of a key.
   ///
   /// `T` is `bool`, `int`, `std::int64_t`, `double`, `std::string`, `ModelConfig` (a nested

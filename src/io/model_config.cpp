@@ -78,7 +78,7 @@ bool ModelConfig::has(std::string_view key) const {
   auto found = object_->root.find(key);
   return found != object_->root.end() && !found->is_null();
 }
-bool ModelConfig::is_list(std::string_view key) const {
+bool ModelConfig::has_list(std::string_view key) const {
   auto found = object_->root.find(key);
   return found != object_->root.end() && found->is_array();
 }

@@ -1,5 +1,5 @@
 // Tokenizers: the ids of the package `tokenizers` for small tokenizers of each kind
-// (tools/tokenizer_cases.py), and errors.
+// (tests/golden/tokenizer/make.py), and errors.
 #include "haliax/tokenizer.h"
 
 #include <doctest/doctest.h>

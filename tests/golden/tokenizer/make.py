@@ -10,7 +10,7 @@ import random
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests/golden/tokenizer"
 WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
          r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")

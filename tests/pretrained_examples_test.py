@@ -1,0 +1,106 @@
+"""examples/generate and examples/finetune with a small GPT-2 folder of Hugging Face."""
+import json
+import os
+import pathlib
+import random
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = ROOT / os.environ.get("HALIAX_BUILD", "build")
+GENERATE, FINETUNE = BUILD / "examples/generate", BUILD / "examples/finetune"
+VOCAB, EMBED, POSITIONS = 700, 16, 64
+CONFIG = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": VOCAB,
+          "n_positions": POSITIONS, "n_embd": EMBED, "n_layer": 1, "n_head": 2}
+
+
+def weights():
+    """Returns the shapes of the tensors by name."""
+    out = {"wte.weight": [VOCAB, EMBED], "wpe.weight": [POSITIONS, EMBED]}
+    for name in "ln_f", "h.0.ln_1", "h.0.ln_2":
+        out |= {f"{name}.weight": [EMBED], f"{name}.bias": [EMBED]}
+    for name, inputs, outputs in (("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1),
+                                  ("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1)):
+        out |= {f"h.0.{name}.weight": [inputs * EMBED, outputs * EMBED],
+                f"h.0.{name}.bias": [outputs * EMBED]}
+    return {f"transformer.{name}": shape for name, shape in out.items()}
+
+
+def write_folder(folder):
+    """Writes a model with random weights, and a tokenizer."""
+    numbers = random.Random(0)
+    header, data = {}, b""
+    for name, shape in weights().items():
+        size = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        values = [float("ln_" in name and name.endswith("weight")) + numbers.gauss(0, 0.1)
+                  for _ in range(size)]
+        part = struct.pack(f"<{size}f", *values)
+        header[name] = {"dtype": "F32", "shape": shape,
+                        "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    shutil.copy(ROOT / "tests/golden/tokenizer/gpt2.json", folder / "tokenizer.json")
+
+
+@unittest.skipUnless(GENERATE.exists() and FINETUNE.exists(), "tools/build")
+class PretrainedExamples(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name) / "model"
+        self.folder.mkdir()
+        write_folder(self.folder)
+
+    def run_program(self, *command, status=0):
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True,
+                              timeout=120)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done
+
+    def generated(self, folder, *options):
+        return self.run_program(GENERATE, folder, "--prompt", "Named tensors", "--tokens", 8,
+                                *options).stdout
+
+    def test_generate_repeats_a_text_with_a_seed(self):
+        self.assertEqual(self.generated(self.folder), self.generated(self.folder))
+        sampled = ["--temperature", 1, "--top-k", 50, "--top-p", 0.9]
+        first = self.generated(self.folder, *sampled)
+        self.assertEqual(first, self.generated(self.folder, *sampled))
+        self.assertNotEqual(first, self.generated(self.folder, *sampled, "--seed", 1))
+
+    def test_finetune_learns_and_writes_folders(self):
+        text = self.folder.parent / "text.txt"
+        text.write_text("Arrays have names.\nNames have sizes.\n\n" * 200)
+        for options in [], ["--lora", 2], ["--mesh", "data=2", "--accumulate", 2]:
+            with self.subTest(options):
+                out = self.folder.parent / f"out{len(options)}{options[:1]}"
+                log = out.with_suffix(".jsonl")
+                self.run_program(FINETUNE, self.folder, text, "--steps", 20, "--length", 32,
+                                 "--warmup", 2, "--lr", 0.03, "--out", out, "--log", log, *options)
+                lines = [json.loads(line) for line in log.read_text().splitlines()]
+                self.assertEqual(len(lines), 20)
+                self.assertLess(lines[-1]["loss"], lines[0]["loss"])
+                self.assertIn("validation_loss", lines[-1])
+                self.assertNotEqual(self.generated(out), self.generated(self.folder))
+                self.assertEqual((out / "adapter/adapter_model.safetensors").exists(),
+                                 "--lora" in options)
+
+    def test_folders_that_lack_a_part_raise(self):
+        self.run_program(FINETUNE, self.folder, "/nothing", status=1)
+        (self.folder / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["T5"]}))
+        done = self.run_program(GENERATE, self.folder, "--prompt", "a", status=1)
+        for part in "T5", "GPT2LMHeadModel", "LlamaForCausalLM":
+            self.assertIn(part, done.stderr)
+        (self.folder / "config.json").unlink()
+        done = self.run_program(GENERATE, self.folder, "--prompt", "a", status=1)
+        self.assertIn("config.json", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
