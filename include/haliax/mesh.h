@@ -66,6 +66,17 @@ std::string to_string(const Mesh& mesh);
 /// Prints `Mesh(data=4, model=2)`.
 std::ostream& operator<<(std::ostream& out, const Mesh& mesh);
 
+/// Usual names of mesh axes. A mesh may have any other names.
+///
+///     Mesh mesh{{{ResourceAxis::DATA, -1}, {ResourceAxis::MODEL, 2}}};
+///     Mapping compute{{"batch", ResourceAxis::DATA}, {"mlp", ResourceAxis::MODEL}};
+struct ResourceAxis {
+  static constexpr const char* MODEL = "model";      ///< Tensor parallelism.
+  static constexpr const char* DATA = "data";        ///< Data parallelism and FSDP.
+  static constexpr const char* REPLICA = "replica";  ///< Replicas of groups of `DATA`.
+  static constexpr const char* CONTEXT = "context";  ///< Positions of a sequence.
+};
+
 /// A table from axis names to mesh axes. One mapping shards all arrays that have these axes.
 ///
 /// - An axis with an entry is sharded along the mesh axes of the entry. An axis without one, or
@@ -176,7 +187,17 @@ class use_mesh {
  private:
   std::shared_ptr<const Mesh> outer_;
 };
-/// Sets the mapping of this thread until the object is destroyed. It replaces the outer mapping.
+/// The name of `use_mesh` in Haliax.
+using set_mesh = use_mesh;
+
+/// Options of `axis_mapping`.
+struct AxisMappingOptions {
+  /// Adds the entries of the outer mapping, as in Haliax. An axis with an entry in both has that of
+  /// the outer mapping. Default: the new mapping replaces the outer one.
+  bool merge = false;
+};
+/// Sets the mapping of this thread until the object is destroyed. It replaces the outer mapping, or
+/// adds to it with `{.merge = true}`.
 ///
 /// Inside a traced function, the results of contractions, lookups (`take`), `rearrange`, `unbind`,
 /// random draws and the layers that use them are constrained by the mapping in scope. The compiler
@@ -188,6 +209,9 @@ class axis_mapping {
   // clang-format off
   [[nodiscard("the mapping is in scope as long as this object lives: give it a name")]]
   explicit axis_mapping(Mapping mapping, SourceLocation at = SourceLocation::current());
+  [[nodiscard("the mapping is in scope as long as this object lives: give it a name")]]
+  axis_mapping(Mapping mapping, AxisMappingOptions options,
+               SourceLocation at = SourceLocation::current());
   // clang-format on
   /// Restores the outer mapping.
   ~axis_mapping();
@@ -200,6 +224,8 @@ class axis_mapping {
 std::shared_ptr<const Mesh> current_mesh();
 /// Returns the mapping in scope, or null.
 std::shared_ptr<const Mapping> current_mapping();
+/// Returns `current_mapping()`.
+std::shared_ptr<const Mapping> current_thread_local_mapping();
 
 /// The mesh and the mapping in scope of the thread that creates the object. A new thread starts
 /// without scopes; threads of the library have the scopes of their caller.
@@ -255,6 +281,33 @@ PartitionSpec pspec_for_axis(const AxisSelection& axes,
                              SourceLocation at = SourceLocation::current());
 PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& mapping,
                              SourceLocation at = SourceLocation::current());
+/// A mesh, and the mesh axes of each axis of an array on it.
+struct NamedSharding {
+  Mesh mesh;           ///< The mesh.
+  PartitionSpec spec;  ///< The mesh axes of each axis of the array.
+  /// Compares mesh and names.
+  friend bool operator==(const NamedSharding&, const NamedSharding&) = default;
+};
+/// Returns the sharding as text: `P(data, None) on Mesh(data=4)`.
+std::string to_string(const NamedSharding& sharding);
+/// Prints the text of `to_string`.
+std::ostream& operator<<(std::ostream& out, const NamedSharding& sharding);
+/// Returns the sharding of an array with these axes. The defaults are the mesh and the mapping in
+/// scope.
+///
+/// @param axes     axes of the array
+/// @param mapping  mapping
+/// @param mesh     mesh of any size
+/// @throws haliax::Error if two axes are on one mesh axis, if the mesh lacks a mesh axis of the
+///     mapping, or if there is no mesh
+///
+///     sharding_for_axis({"batch", "embed"}, {{"batch", "data"}}, mesh);  // P(data, None)
+NamedSharding sharding_for_axis(const AxisSelection& axes, const Mapping& mapping, const Mesh& mesh,
+                                SourceLocation at = SourceLocation::current());
+NamedSharding sharding_for_axis(const AxisSelection& axes, const Mapping& mapping,
+                                SourceLocation at = SourceLocation::current());
+NamedSharding sharding_for_axis(const AxisSelection& axes,
+                                SourceLocation at = SourceLocation::current());
 /// Returns the mesh axes that shard an axis, the outermost first. Empty: replicated.
 std::vector<std::string> physical_axis_name(const AxisSelector& axis,
                                             SourceLocation at = SourceLocation::current());
@@ -291,12 +344,15 @@ Axis round_axis_for_partitioning(const Axis& axis, const Mapping& mapping,
 ///
 /// @param x        array; `shard.h` has overloads for trees
 /// @param mapping  default: the mapping in scope. Without one, `x` is returned unchanged.
+/// @param mesh     default: the mesh in scope
 /// @throws haliax::Error if two axes of `x` are on one mesh axis, if the mesh lacks a mesh axis of
-///     the mapping, or, outside of traced functions, if the mesh has more devices than there are
+///     the mapping, or, outside of traced functions, if the mesh has more devices than there are.
+///     Also inside of a traced function on another mesh than `mesh`.
 ///
 ///     auto hidden = shard(x, {{"batch", "data"}});
 ///     auto replicated = shard(x, Mapping{});
 NamedArray shard(Arr x, const Mapping& mapping);
+NamedArray shard(Arr x, const Mapping& mapping, const Mesh& mesh);
 NamedArray shard(Arr x);
 /// Returns `x`, constrained by the mapping in scope inside a traced function. Outside of one, it
 /// returns `x` unchanged. For library code.

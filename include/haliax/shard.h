@@ -22,6 +22,27 @@ requires(!std::is_convertible_v<const T&, Arr>) T
     shard(const T& tree, const Mapping& m, SourceLocation at = SourceLocation::current()) {
   return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at), m); }, tree);
 }
+/// Returns the tree with each array sharded by one mapping on `mesh` instead of the mesh in scope.
+template <class T>
+requires(!std::is_convertible_v<const T&, Arr>) T
+    shard(const T& tree, const Mapping& m, const Mesh& mesh,
+          SourceLocation at = SourceLocation::current()) {
+  return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at), m, mesh); },
+                  tree);
+}
+/// Returns `shard(tree, m)`, for an array or a tree.
+template <class T>
+T shard_with_axis_mapping(const T& tree, const Mapping& m,
+                          SourceLocation at = SourceLocation::current()) {
+  return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at), m); }, tree);
+}
+/// Returns `shard(tree, m, mesh)`, for an array or a tree.
+template <class T>
+T shard_with_axis_mapping(const T& tree, const Mapping& m, const Mesh& mesh,
+                          SourceLocation at = SourceLocation::current()) {
+  return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at), m, mesh); },
+                  tree);
+}
 /// Returns the tree with each array constrained by the mapping in scope; see `auto_sharded` for an
 /// array.
 template <class T>
@@ -36,6 +57,78 @@ template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T
     shard(const T& tree, SourceLocation at = SourceLocation::current()) {
   return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at)); }, tree);
+}
+
+/// @}
+
+/// @name Shardings of trees
+/// @{
+
+/// Options of `pspec_for` and `infer_resource_partitions`.
+struct PspecOptions {
+  /// Returns the sharding that an array has already, if `named_jit` or `shard` placed it, instead
+  /// of that of the mapping.
+  bool preserve_existing_shardings = true;
+};
+/// The mesh axes of an array of a tree.
+struct LeafPspec {
+  std::string path;    ///< Path of the array, as of `tree_paths`.
+  PartitionSpec spec;  ///< Mesh axes of each of its axes.
+  /// Compares path and names.
+  friend bool operator==(const LeafPspec&, const LeafPspec&) = default;
+};
+/// The sharding of an array of a tree.
+struct LeafSharding {
+  std::string path;        ///< Path of the array, as of `tree_paths`.
+  NamedSharding sharding;  ///< Mesh, and mesh axes of each of its axes.
+  /// Compares path, mesh and names.
+  friend bool operator==(const LeafSharding&, const LeafSharding&) = default;
+};
+
+namespace detail {
+std::vector<LeafPspec> pspecs(const Walk&, const Mapping&, PspecOptions, SourceLocation);
+std::vector<LeafSharding> shardings(const Walk&, const Mapping&, const Mesh*, PspecOptions,
+                                    SourceLocation);
+Mapping mapping_or_none();
+}  // namespace detail
+
+/// Returns the mesh axes of each array of a tree, in the order of its fields. Empty arrays are
+/// skipped. The mapping is `m`, or the mapping in scope; without one, all arrays are replicated.
+/// @throws haliax::Error if there is a mesh in scope that lacks a mesh axis of the mapping
+///
+///     for (auto& [path, spec] : pspec_for(model, params)) std::cout << path << " " << spec;
+/// @see pspec_for_axis
+template <class T>
+std::vector<LeafPspec> pspec_for(const T& tree, const Mapping& m, PspecOptions options = {},
+                                 SourceLocation at = SourceLocation::current()) {
+  return detail::pspecs(walk_of(tree, {.paths = true}), m, options, at);
+}
+template <class T>
+std::vector<LeafPspec> pspec_for(const T& tree, SourceLocation at = SourceLocation::current()) {
+  return detail::pspecs(walk_of(tree, {.paths = true}), detail::mapping_or_none(), {}, at);
+}
+/// Returns the sharding of each array of a tree, in the order of its fields. Empty arrays are
+/// skipped. The defaults are the mapping and the mesh in scope.
+/// @throws haliax::Error if two axes of an array are on one mesh axis, if the mesh lacks a mesh
+/// axis
+///     of the mapping, or if there is no mesh
+/// @see sharding_for_axis
+template <class T>
+std::vector<LeafSharding> infer_resource_partitions(const T& tree, const Mapping& m,
+                                                    const Mesh& mesh, PspecOptions options = {},
+                                                    SourceLocation at = SourceLocation::current()) {
+  return detail::shardings(walk_of(tree, {.paths = true}), m, &mesh, options, at);
+}
+template <class T>
+std::vector<LeafSharding> infer_resource_partitions(const T& tree, const Mapping& m,
+                                                    SourceLocation at = SourceLocation::current()) {
+  return detail::shardings(walk_of(tree, {.paths = true}), m, nullptr, {}, at);
+}
+template <class T>
+std::vector<LeafSharding> infer_resource_partitions(const T& tree,
+                                                    SourceLocation at = SourceLocation::current()) {
+  return detail::shardings(walk_of(tree, {.paths = true}), detail::mapping_or_none(), nullptr, {},
+                           at);
 }
 
 /// @}
@@ -180,6 +273,7 @@ std::string visualize_sharding(const NamedArray& array, const std::string& svg =
 namespace detail {
 std::string sharding_table(const Leaves&, const std::vector<std::string>& paths, const Mapping&,
                            const Mesh&, SourceLocation);
+std::string placement_table(const Leaves&, const std::vector<std::string>& paths, SourceLocation);
 }
 
 /// @name Tables of trees
@@ -192,6 +286,14 @@ std::string visualize_shardings(const T& tree, const Mapping& m, const Mesh& mes
                                 SourceLocation at = SourceLocation::current()) {
   Walk w = walk_of(tree, {.paths = true});
   return detail::sharding_table(w.leaves(), w.paths, m, mesh, at);
+}
+/// Returns the table for the placement of each array. The default of an array that is not placed is
+/// the mapping and the mesh in scope, or one device. This is also the case inside of a traced
+/// function, where the compiler has not yet chosen a sharding.
+template <class T>
+std::string visualize_shardings(const T& tree, SourceLocation at = SourceLocation::current()) {
+  Walk w = walk_of(tree, {.paths = true});
+  return detail::placement_table(w.leaves(), w.paths, at);
 }
 
 /// @}

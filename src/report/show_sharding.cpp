@@ -190,6 +190,16 @@ std::string picture_of(const Grid& g, const std::string& title, const std::strin
          "</svg>\n";
 }
 
+// Returns the placement of an array. The default is the mapping and the mesh in scope, or one
+// device.
+Placement placement_or_scope(const NamedArray& a) {
+  if (auto placed = placement(a)) return *placed;
+  auto mesh = current_mesh();
+  auto mapping = current_mapping();
+  if (!mesh) return {};
+  return {*mesh, mapping ? *mapping : Mapping()};
+}
+
 }  // namespace
 
 std::string bytes_text(double b) {
@@ -225,18 +235,16 @@ std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, con
 std::string visualize_sharding(const NamedArray& a, const std::string& svg, SourceLocation at) {
   CallSite here(at);
   if (a.empty()) fail("visualize_sharding", "the NamedArray is empty; assign a value to it first");
-  if (auto p = placement(a)) return visualize_sharding(a.axes(), p->mapping, p->mesh, svg, at);
-  auto mesh = current_mesh();
-  auto mapping = current_mapping();
-  return visualize_sharding(a.axes(), mapping ? *mapping : Mapping(), mesh ? *mesh : Mesh(), svg,
-                            at);
+  auto p = placement_or_scope(a);
+  return visualize_sharding(a.axes(), p.mapping, p.mesh, svg, at);
 }
 
 namespace detail {
 
-std::string sharding_table(const Leaves& leaves, const std::vector<std::string>& paths,
-                           const Mapping& mapping, const Mesh& mesh, SourceLocation at) {
-  CallSite here(at);
+// Returns the table of the arrays. placement_of(array): its mesh and mapping.
+template <class F>
+static std::string table_of_leaves(const Leaves& leaves, const std::vector<std::string>& paths,
+                                   const F& placement_of) {
   std::vector<std::vector<std::string>> rows;
   double total = 0, mine = 0;
   auto add = [&](const std::string& path, const std::string& held, const std::string& spec,
@@ -247,6 +255,7 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
   for (std::size_t k = 0; k < leaves.size(); ++k) {
     if (leaves[k].empty()) continue;
     auto axes = leaves[k].axes();
+    const auto [mesh, mapping] = placement_of(leaves[k]);
     auto sharding = sharding_for(axes, mapping, mesh, paths[k].empty() ? "an array" : paths[k]);
     std::string spec;
     for (auto& a : axes)
@@ -263,6 +272,16 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
   }
   add("all", "", "", total, mine);
   return table(rows);
+}
+std::string sharding_table(const Leaves& leaves, const std::vector<std::string>& paths,
+                           const Mapping& mapping, const Mesh& mesh, SourceLocation at) {
+  CallSite here(at);
+  return table_of_leaves(leaves, paths, [&](auto&) { return Placement{mesh, mapping}; });
+}
+std::string placement_table(const Leaves& leaves, const std::vector<std::string>& paths,
+                            SourceLocation at) {
+  CallSite here(at);
+  return table_of_leaves(leaves, paths, placement_or_scope);
 }
 
 }  // namespace detail

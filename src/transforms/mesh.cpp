@@ -7,6 +7,7 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
+#include "haliax/shard.h"
 #include "ops/named.h"
 #include "ops/prim.h"
 #include "transforms/sharding.h"
@@ -151,14 +152,24 @@ use_mesh::use_mesh(Mesh m) : outer_(context().mesh) {
   context().mesh = std::make_shared<const Mesh>(std::move(m));
 }
 use_mesh::~use_mesh() { context().mesh = outer_; }
-axis_mapping::axis_mapping(Mapping m, SourceLocation at) : outer_(context().origin.mapping) {
+axis_mapping::axis_mapping(Mapping m, SourceLocation at)
+    : axis_mapping(std::move(m), AxisMappingOptions(), at) {}
+axis_mapping::axis_mapping(Mapping m, AxisMappingOptions options, SourceLocation at)
+    : outer_(context().origin.mapping) {
   CallSite here(at);
+  if (options.merge && outer_) {
+    auto entries = outer_->entries();
+    for (auto& e : m.entries())
+      if (!outer_->find(e.axis)) entries.push_back(e);
+    m = Mapping::of(std::move(entries), at);
+  }
   require_axes_here("axis_mapping", m);
   context().origin.mapping = std::make_shared<const Mapping>(std::move(m));
 }
 axis_mapping::~axis_mapping() { context().origin.mapping = outer_; }
 std::shared_ptr<const Mesh> current_mesh() { return context().mesh; }
 std::shared_ptr<const Mapping> current_mapping() { return context().origin.mapping; }
+std::shared_ptr<const Mapping> current_thread_local_mapping() { return current_mapping(); }
 use_scopes::use_scopes(const Scopes& s) {
   context().mesh = s.mesh;
   context().origin.mapping = s.mapping;
@@ -177,6 +188,12 @@ static Mapping mapping_in_scope() {
   auto m = current_mapping();
   return m ? *m : Mapping();
 }
+Mapping detail::mapping_or_none() { return mapping_in_scope(); }
+static PartitionSpec spec_of(const Axes& axes, const Mapping& m) {
+  PartitionSpec out;
+  for (auto& a : axes) out.axes.push_back(mesh_axes_of(a.name, m));
+  return out;
+}
 
 PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m, SourceLocation at) {
   CallSite here(at);
@@ -194,6 +211,66 @@ std::string to_string(const PartitionSpec& s) {
   std::vector<std::string> out;
   for (auto& a : s.axes) out.push_back(shown(a));
   return "P(" + joined(out, ", ") + ")";
+}
+static Mesh mesh_in_scope(const char* op) {
+  auto mesh = current_mesh();
+  if (!mesh) fail(op, "there is no mesh in scope; set one with use_mesh");
+  return *mesh;
+}
+NamedSharding sharding_for_axis(const AxisSelection& axes, const Mapping& m, const Mesh& mesh,
+                                SourceLocation at) {
+  CallSite here(at);
+  if (axes.all())
+    fail("sharding_for_axis",
+         "name the axes; `{{}}` is the axes of an array, but there is no array");
+  Axes named;
+  for (auto& a : axes.items()) named.emplace_back(a.name, a.size < 0 ? 1 : a.size);
+  sharding_for(named, m, mesh, "an array");  // raises for mesh axes that conflict or are missing
+  return {mesh, spec_of(named, m)};
+}
+NamedSharding sharding_for_axis(const AxisSelection& axes, const Mapping& m, SourceLocation at) {
+  CallSite here(at);
+  return sharding_for_axis(axes, m, mesh_in_scope("sharding_for_axis"), at);
+}
+NamedSharding sharding_for_axis(const AxisSelection& axes, SourceLocation at) {
+  return sharding_for_axis(axes, mapping_in_scope(), at);
+}
+std::string to_string(const NamedSharding& s) {
+  return fmt::format("{} on Mesh({})", to_string(s.spec), to_string(s.mesh));
+}
+std::ostream& operator<<(std::ostream& out, const NamedSharding& s) { return out << to_string(s); }
+
+std::vector<LeafPspec> detail::pspecs(const Walk& w, const Mapping& m, PspecOptions options,
+                                      SourceLocation at) {
+  CallSite here(at);
+  require_axes_here("pspec_for", m);
+  std::vector<LeafPspec> out;
+  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+    auto& a = *w.arrays[k];
+    if (a.empty()) continue;
+    auto placed = options.preserve_existing_shardings ? placement(a) : nullptr;
+    out.push_back({w.paths[k], spec_of(a.axes(), placed ? placed->mapping : m)});
+  }
+  return out;
+}
+std::vector<LeafSharding> detail::shardings(const Walk& w, const Mapping& m, const Mesh* given,
+                                            PspecOptions options, SourceLocation at) {
+  CallSite here(at);
+  const Mesh mesh = given ? *given : mesh_in_scope("infer_resource_partitions");
+  require_axes("infer_resource_partitions", m, mesh);
+  std::vector<LeafSharding> out;
+  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+    auto& a = *w.arrays[k];
+    if (a.empty()) continue;
+    auto placed = options.preserve_existing_shardings ? placement(a) : nullptr;
+    if (placed) {
+      out.push_back({w.paths[k], {placed->mesh, spec_of(a.axes(), placed->mapping)}});
+      continue;
+    }
+    sharding_for(a.axes(), m, mesh, w.paths[k].empty() ? "an array" : w.paths[k]);
+    out.push_back({w.paths[k], {mesh, spec_of(a.axes(), m)}});
+  }
+  return out;
 }
 std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& m,
                                             SourceLocation at) {
@@ -248,6 +325,17 @@ NamedArray shard(Arr x, const Mapping& m) {
   const_cast<Node&>(*out).placement =
       std::make_shared<const Placement>(Placement{mesh ? *mesh : Mesh(), m});
   return NamedArray(out);
+}
+NamedArray shard(Arr x, const Mapping& m, const Mesh& mesh) {
+  CallSite here(x.at());
+  auto outer = current_mesh();
+  if (context().tracing > 0 && outer && *outer != mesh)
+    fail("shard",
+         "the mesh ({}) is not the mesh of the traced function ({}); a traced function runs on one "
+         "mesh, so omit the argument",
+         mesh, *outer);
+  use_mesh on(mesh);
+  return shard(Arr(x.array(), x.at()), m);
 }
 NamedArray shard(Arr x) {
   auto m = current_mapping();
