@@ -5,6 +5,7 @@
 #pragma once
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -36,6 +37,36 @@ class LayerScope {
  private:
   std::shared_ptr<CallSite> here_;
 };
+
+/// A name for ops outside of layers. Until the object is destroyed, errors, profiles and reports
+/// name the ops that this thread traces `module.name`, or `name` if no module is known. Names in
+/// one another are joined by dots. A layer with a path keeps its path.
+///
+///     nn::NameScope scope("rope");
+class NameScope {
+ public:
+  /// Opens the scope.
+  /// @throws haliax::Error if the name is empty
+  // clang-format off
+  [[nodiscard("the name is in scope as long as this object lives: give it a name")]]
+  explicit NameScope(std::string_view name, SourceLocation at = SourceLocation::current());
+  // clang-format on
+  /// Closes the scope.
+  ~NameScope();
+  NameScope(const NameScope&) = delete;
+
+ private:
+  Name outer_;
+};
+/// Returns `f` with a `NameScope` around each call.
+///
+///     auto rotated = nn::named_call("rope", rotate)(query);
+template <class F> auto named_call(std::string name, F f) {
+  return [name = std::move(name), f = std::move(f)](auto&&... args) -> decltype(auto) {
+    NameScope scope(name);
+    return f(std::forward<decltype(args)>(args)...);
+  };
+}
 
 /// @name Activations
 /// Elementwise functions. The result has the axes of `x`. Its dtype is that of `x` if `x` is an

@@ -315,6 +315,7 @@ CallSite::CallSite(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
   at_ = c.origin.at;
   module_ = c.origin.module;
+  scope_ = c.origin.scope;
   weight_created_ = c.origin.weight_created;
   fixed_ = c.fixed;
   reads_ = !layer;
@@ -331,13 +332,17 @@ CallSite::CallSite(SourceLocation at, bool layer, const NamedArray* weight) {
   const Node* n = weight->node().get();
   while (!seen(*n) && !is_placeholder(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
   auto path = seen(*n).text();
-  if (path.rfind('.') != path.npos) c.origin.module = Name(path.substr(0, path.rfind('.')));
+  if (path.rfind('.') != path.npos) {
+    c.origin.module = Name(path.substr(0, path.rfind('.')));
+    c.origin.scope = {};  // the path is more specific
+  }
   c.origin.weight_created = path.empty() ? Name(to_string(weight->node()->origin.at)) : Name();
 }
 CallSite::~CallSite() {
   auto& c = context();
   c.origin.at = at_;
   c.origin.module = module_;
+  c.origin.scope = scope_;
   c.origin.weight_created = weight_created_;
   c.fixed = fixed_;
   if (reads_) GraphReader::leave();
@@ -354,6 +359,7 @@ std::string where_of(const Origin& o) {
   std::string in(o.module.text());
   if (in.empty() && o.weight_created)
     in = "a layer whose weight was created at " + std::string(o.weight_created.text());
+  if (o.scope) in += (in.empty() ? "" : ".") + std::string(o.scope.text());
   if (!in.empty()) s += (s.empty() ? "in " : ", in ") + in;
   return s;
 }

@@ -178,6 +178,7 @@ class BackwardOnly {
 struct Origin {
   SourceLocation at;
   Name module;
+  Name scope = {};           // names of `nn::NameScope`, joined by dots
   Name weight_created = {};  // location of the weight, if the layer has no known path
   std::shared_ptr<const Mapping> mapping;
   BackwardOnly backward = {};
@@ -316,7 +317,7 @@ class CallSite {
 
  private:
   SourceLocation at_;
-  Name module_, weight_created_;
+  Name module_, scope_, weight_created_;
   bool fixed_, reads_;
 };
 

@@ -38,6 +38,16 @@ LayerScope::LayerScope(const Arr& input, const NamedArray& weight)
     : here_(std::make_shared<CallSite>(input.at(), true, &weight)) {}
 LayerScope::~LayerScope() = default;
 
+NameScope::NameScope(std::string_view name, SourceLocation at) : outer_(context().origin.scope) {
+  if (name.empty()) {
+    CallSite here(at);
+    fail("name_scope", "the name is empty");
+  }
+  context().origin.scope =
+      outer_ ? Name(std::string(outer_.text()) + "." + std::string(name)) : Name(name);
+}
+NameScope::~NameScope() { context().origin.scope = outer_; }
+
 Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options,
                     SourceLocation at) {
   CallSite here(at, true);

@@ -1,4 +1,4 @@
-// `debug::print` and `debug::check`: effects that run with the Program.
+// `debug::print`, `debug::check` and `debug::callback`: effects that run with the Program.
 #include "haliax/debug.h"
 
 #include <atomic>
@@ -38,23 +38,37 @@ std::vector<std::string> pieces_of(std::string_view text) {
   return out;
 }
 
+// Returns a host array with a copy of the value of an operand.
+NamedArray value_of(const Operand& array, const void* data, const Axes& axes) {
+  auto& [dims, view] = array;
+  auto dtype = view.dtype;
+  auto values = std::make_shared<Buffer>(axis_size(axes) * bytes_of(dtype));
+  program::copy_on_host(
+      {dims, bytes_of(dtype), values->data(), program::row_major(dims), data, view.strides});
+  return NamedArray(make_data(std::move(values), axes, dtype));
+}
+
 struct PrintCall : program::HostCall {
   std::vector<std::string> pieces;
   std::vector<Axes> axes;
   void run(const std::vector<Operand>& arrays, const void* const* data) const override {
     std::string line = pieces[0];
-    for (std::size_t k = 0; k < arrays.size(); ++k) {
-      auto& [dims, view] = arrays[k];
-      auto dtype = view.dtype;
-      auto values = std::make_shared<Buffer>(axis_size(axes[k]) * bytes_of(dtype));
-      program::copy_on_host(
-          {dims, bytes_of(dtype), values->data(), program::row_major(dims), data[k], view.strides});
-      line += NamedArray(make_data(std::move(values), axes[k], dtype)).to_string() + pieces[k + 1];
-    }
+    for (std::size_t k = 0; k < arrays.size(); ++k)
+      line += value_of(arrays[k], data[k], axes[k]).to_string() + pieces[k + 1];
     if (auto* write = output.load()) return write(line);
     line += '\n';
     std::fwrite(line.data(), 1, line.size(), stdout);  // one write, since other threads print too
     std::fflush(stdout);
+  }
+};
+struct CallbackCall : program::HostCall {
+  std::shared_ptr<const Receiver> function;
+  std::vector<Axes> axes;
+  void run(const std::vector<Operand>& arrays, const void* const* data) const override {
+    std::vector<NamedArray> values;
+    for (std::size_t k = 0; k < arrays.size(); ++k)
+      values.push_back(value_of(arrays[k], data[k], axes[k]));
+    function->receive(values);
   }
 };
 struct CheckCall : program::HostCall {
@@ -65,7 +79,22 @@ struct CheckCall : program::HostCall {
   }
 };
 
+// Returns the nodes of the values of an effect, and stores their public axes.
+Nodes nodes_of(const char* op, const std::vector<NamedArray>& values, std::vector<Axes>& axes) {
+  if (context().chunked_calls > 0)
+    fail(op, "values are not materialized inside chunked_reduce; call it with the result");
+  Nodes nodes;
+  for (auto& a : values) {
+    if (a.empty()) fail(op, "a NamedArray is empty; assign a value to it first");
+    nodes.push_back(a.node());
+    axes.push_back(shown(a.node()->axes));
+  }
+  return nodes;
+}
+
 }  // namespace
+
+Receiver::~Receiver() = default;
 
 void set_output(void (*line)(std::string_view)) { output = line; }
 
@@ -76,14 +105,17 @@ void print_all(const Text& text, const std::vector<NamedArray>& values) {
   if (call->pieces.size() != values.size() + 1)
     fail("print", "the format string has {} placeholders {{}}, but there are {} values",
          call->pieces.size() - 1, values.size());
-  if (context().chunked_calls > 0)
-    fail("print", "values are not materialized inside chunked_reduce; print its result");
-  Nodes nodes;
-  for (auto& a : values) {
-    if (a.empty()) fail("print", "a NamedArray is empty; assign a value to it first");
-    nodes.push_back(a.node());
-    call->axes.push_back(shown(a.node()->axes));
-  }
+  auto nodes = nodes_of("print", values, call->axes);
+  add_effect(std::move(nodes), std::move(call));
+  run_ready_effects();
+}
+
+void call_all(std::shared_ptr<const Receiver> f, const std::vector<NamedArray>& values,
+              SourceLocation at) {
+  CallSite here(at);
+  auto call = std::make_shared<CallbackCall>();
+  call->function = std::move(f);
+  auto nodes = nodes_of("callback", values, call->axes);
   add_effect(std::move(nodes), std::move(call));
   run_ready_effects();
 }

@@ -82,6 +82,7 @@ class Spelling {
     add(std::bit_cast<std::uint64_t>(n.attr.number));
     add(n.origin.at);
     add(n.origin.module.data());
+    add(n.origin.scope.data());
     add(n.origin.weight_created.data());
     add(std::uint64_t(n.origin.backward));
     return true;
