@@ -30,11 +30,11 @@ debug::ModuleProblems detail::problems_of(const Walk& model, const Walk* gradien
   debug::ModuleProblems out;
   out.in_static = model.holding;
   std::unordered_map<const void*, std::size_t> first;  // by node: index in `groups`
-  struct Group {
+  struct SharedArray {
     const NamedArray* array;
     std::vector<std::string> paths;
   };
-  std::vector<Group> groups;
+  std::vector<SharedArray> groups;
   for (std::size_t k = 0; k < model.arrays.size(); ++k) {
     auto& a = *model.arrays[k];
     if (a.empty()) continue;
