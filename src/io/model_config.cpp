@@ -22,8 +22,8 @@ namespace {
 
 constexpr const char* kConfig = "load_config";
 
-template <class T> inline constexpr bool is_list = false;
-template <class T> inline constexpr bool is_list<std::vector<T>> = true;
+template <class T> inline constexpr bool is_vector = false;
+template <class T> inline constexpr bool is_vector<std::vector<T>> = true;
 
 // Returns the name of a type in messages.
 template <class T> constexpr const char* described() {
@@ -37,7 +37,7 @@ template <class T> constexpr const char* described() {
 }
 // Returns true if a value has this type.
 template <class T> bool holds(const nlohmann::json& v) {
-  if constexpr (is_list<T>)
+  if constexpr (is_vector<T>)
     return v.is_array() && std::all_of(v.begin(), v.end(), holds<typename T::value_type>);
   else if constexpr (std::is_same_v<T, bool>)
     return v.is_boolean();
@@ -98,7 +98,7 @@ template <class T> T ModelConfig::get(std::string_view key, SourceLocation at) c
   };
   if constexpr (std::is_same_v<T, ModelConfig>) {
     return config(*found);
-  } else if constexpr (is_list<T>) {
+  } else if constexpr (is_vector<T>) {
     T out;
     for (auto& v : *found)
       if constexpr (std::is_same_v<typename T::value_type, ModelConfig>)
