@@ -5,7 +5,7 @@
 // (arXiv 2305.13245); SwiGLU: Shazeer 2020 (arXiv 2002.05202). The order of features in rotary
 // positions and the scaling of Llama 3 are those of the class LlamaForCausalLM of transformers,
 // whose names of tensors are the names of the fields. The model has no batch axis: arrays simply
-// have it.
+// have it. Mixtral and Qwen3-MoE (mixtral.h) have other layers in the same model.
 #pragma once
 #include <cmath>
 #include <numbers>
@@ -36,6 +36,7 @@ struct LlamaConfig {
   double rope_theta = 500000;
   std::optional<RopeScaling> rope_scaling = {};
   bool tie_word_embeddings = false;
+  bool qk_norm = false;  // norms of queries and keys over the features of a head, as in Qwen3
   // Standard deviation of the initial weights; 0: that of nn::Linear.
   double initializer_range = 0.02;
   bool operator==(const LlamaConfig&) const = default;
@@ -83,22 +84,29 @@ inline NamedArray rotary(const LlamaConfig& c, const NamedArray& x, const NamedA
 }
 
 struct LlamaAttention {
-  nn::Linear q_proj, k_proj, v_proj;  // (embed) -> (kv_heads, [group,] head_size)
-  nn::Linear o_proj;                  // (kv_heads, group, head_size) -> (embed)
+  nn::Linear q_proj, k_proj, v_proj;          // (embed) -> (kv_heads, [group,] head_size)
+  nn::Linear o_proj;                          // (kv_heads, group, head_size) -> (embed)
+  std::optional<nn::RmsNorm> q_norm, k_norm;  // over head_size
   LlamaConfig config;
 
   static LlamaAttention init(const LlamaConfig& c, const Key& key) {
     auto [k_q, k_k, k_v, k_o] = random::split<4>(key);
     AxisSpec queries{c.KvHeads(), c.Group(), c.HeadSize()}, keys{c.KvHeads(), c.HeadSize()};
-    return {c.linear(c.Embed(), queries, k_q), c.linear(c.Embed(), keys, k_k),
-            c.linear(c.Embed(), keys, k_v), c.linear(queries, c.Embed(), k_o), c};
+    std::optional<nn::RmsNorm> norm;
+    if (c.qk_norm) norm = nn::RmsNorm::init(c.HeadSize(), c.norm());
+    return {c.linear(c.Embed(), queries, k_q),
+            c.linear(c.Embed(), keys, k_k),
+            c.linear(c.Embed(), keys, k_v),
+            c.linear(queries, c.Embed(), k_o),
+            norm,
+            norm,
+            c};
   }
   // x (..., pos, embed) -> (..., pos, embed)
   NamedArray operator()(const NamedArray& x) const {
     auto Pos = x.resolve_axis("pos"), KeyPos = Pos.alias("key_pos");
     auto positions = arange(Pos);
-    return attend(rotary(config, q_proj(x), positions),
-                  rename(rotary(config, k_proj(x), positions), Pos, KeyPos),
+    return attend(queries(x, positions), rename(keys(x, positions), Pos, KeyPos),
                   rename(v_proj(x), Pos, KeyPos), nn::causal_mask(Pos, KeyPos));
   }
   // The same for positions after the cached ones; returns the extended cache too.
@@ -106,12 +114,19 @@ struct LlamaAttention {
                                                 const NamedArray& count) const {
     auto Pos = x.resolve_axis("pos");
     auto positions = cache.positions(Pos);
-    auto next = cache.append(rotary(config, k_proj(x), positions), v_proj(x), Pos, count);
-    auto q = rotary(config, q_proj(x), positions);
-    return {attend(q, next.keys, next.values, cache.mask(Pos)), next};
+    auto next = cache.append(keys(x, positions), v_proj(x), Pos, count);
+    return {attend(queries(x, positions), next.keys, next.values, cache.mask(Pos)), next};
   }
 
  private:
+  NamedArray queries(const NamedArray& x, const NamedArray& positions) const {
+    auto q = q_proj(x);
+    return rotary(config, q_norm ? (*q_norm)(q) : q, positions);
+  }
+  NamedArray keys(const NamedArray& x, const NamedArray& positions) const {
+    auto k = k_proj(x);
+    return rotary(config, k_norm ? (*k_norm)(k) : k, positions);
+  }
   NamedArray attend(const NamedArray& q, const NamedArray& k, const NamedArray& v,
                     const NamedArray& mask) const {
     return o_proj(nn::dot_product_attention("key_pos", "head_size", q, k, v, {.mask = mask}));
@@ -119,6 +134,7 @@ struct LlamaAttention {
 };
 
 struct LlamaMLP {
+  using Config = LlamaConfig;
   nn::Linear gate_proj, up_proj, down_proj;
 
   static LlamaMLP init(const LlamaConfig& c, const Key& key) {
@@ -136,16 +152,18 @@ struct LlamaMLP {
   }
 };
 
-struct LlamaDecoderLayer {
+// A layer with the block `Mlp` after the attention.
+template <class Mlp> struct DecoderLayer {
+  using Config = typename Mlp::Config;
   nn::RmsNorm input_layernorm;
   LlamaAttention self_attn;
   nn::RmsNorm post_attention_layernorm;
-  LlamaMLP mlp;
+  Mlp mlp;
 
-  static LlamaDecoderLayer init(const LlamaConfig& c, const Key& key) {
+  static DecoderLayer init(const Config& c, const Key& key) {
     auto [k_attention, k_mlp] = random::split<2>(key);
     return {nn::RmsNorm::init(c.Embed(), c.norm()), LlamaAttention::init(c, k_attention),
-            nn::RmsNorm::init(c.Embed(), c.norm()), LlamaMLP::init(c, k_mlp)};
+            nn::RmsNorm::init(c.Embed(), c.norm()), Mlp::init(c, k_mlp)};
   }
   NamedArray operator()(const NamedArray& x) const {
     auto h = x + self_attn(input_layernorm(x));
@@ -157,20 +175,25 @@ struct LlamaDecoderLayer {
     auto h = x + attended;
     return {h + mlp(post_attention_layernorm(h)), next};
   }
+  // Names in checkpoints, if the block has other ones than `mlp`.
+  static auto state_names() requires requires { Mlp::layer_names(); }
+  { return Mlp::layer_names(); }
 };
+using LlamaDecoderLayer = DecoderLayer<LlamaMLP>;
 
-struct LlamaModel {
+template <class Layer> struct DecoderModel {
+  using Config = typename Layer::Config;
   nn::Embedding embed_tokens;
-  nn::Stacked<LlamaDecoderLayer> layers;
+  nn::Stacked<Layer> layers;
   nn::RmsNorm norm;
 
-  static LlamaModel init(const LlamaConfig& c, const Key& key) {
+  static DecoderModel init(const Config& c, const Key& key) {
     auto [k_tokens, k_layers] = random::split<2>(key);
     nn::EmbeddingOptions table{.init_scale = c.initializer_range * double(c.hidden_size)};
-    auto layer = [c](const Key& k) { return LlamaDecoderLayer::init(c, k); };
+    auto layer = [c](const Key& k) { return Layer::init(c, k); };
     auto keys = random::split(k_layers, c.Layers());
     return {nn::Embedding::init(c.Vocab(), c.Embed(), k_tokens, table),
-            nn::Stacked<LlamaDecoderLayer>::init(c.Layers(), layer, keys),
+            nn::Stacked<Layer>::init(c.Layers(), layer, keys),
             nn::RmsNorm::init(c.Embed(), c.norm())};
   }
   // ids (..., pos) -> (..., pos, embed)
@@ -185,14 +208,15 @@ struct LlamaModel {
   }
 };
 
-struct LlamaForCausalLM {
-  LlamaModel model;
+template <class Layer> struct DecoderForCausalLM {
+  using Config = typename Layer::Config;
+  DecoderModel<Layer> model;
   std::optional<nn::Linear> lm_head;  // (embed) -> (vocab); none: the table of the tokens
-  LlamaConfig config;
+  Config config;
 
-  static LlamaForCausalLM init(const LlamaConfig& c, const Key& key) {
+  static DecoderForCausalLM init(const Config& c, const Key& key) {
     auto [k_model, k_head] = random::split<2>(key);
-    LlamaForCausalLM m{LlamaModel::init(c, k_model), {}, c};
+    DecoderForCausalLM m{DecoderModel<Layer>::init(c, k_model), {}, c};
     if (!c.tie_word_embeddings) m.lm_head = c.linear(c.Embed(), c.Vocab(), k_head);
     return m;
   }
@@ -223,5 +247,6 @@ struct LlamaForCausalLM {
     return {logits(x), next};
   }
 };
+using LlamaForCausalLM = DecoderForCausalLM<LlamaDecoderLayer>;
 
 }  // namespace models
