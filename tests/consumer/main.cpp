@@ -4,7 +4,9 @@
 #include <haliax/eigen.h>
 #include <haliax/fmt.h>
 #include <haliax/haliax.h>
+#include <haliax/huggingface.h>
 #include <haliax/state_dict.h>
+#include <haliax/tokenizer.h>
 #include <haliax/view.h>
 
 #include <cstdio>
@@ -45,6 +47,15 @@ double trained(const Axis& Batch, const Axis& Embed) {
   return last;
 }
 
+// Runs a pattern, which needs PCRE2.
+bool splits_words() {
+  const auto tokenizer = Tokenizer::parse(
+      R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]},
+          "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\p{L}+"},
+                            "behavior": "Isolated", "invert": false}})");
+  return tokenizer.encode("ab ba") == std::vector<int>{2, 1, 0};
+}
+
 int main() {
   const Axis Batch{"batch", 2}, Embed{"embed", 3};
   const auto x = arange({Batch, Embed}) * 1.5;
@@ -60,7 +71,9 @@ int main() {
   const auto matrix = as_matrix<float>(x, Batch, Embed);
   const bool right = sums.floats() == std::vector<float>{4.5f, 18.f} && total.item() == 22.5 &&
                      matrix(1, 2) == 7.5f && as_span<float>(lent)[5] == 15.f &&
-                     fmt::format("{}", Embed) == "embed=3" && trained(Batch, Embed) < .5;
+                     fmt::format("{}", Embed) == "embed=3" && trained(Batch, Embed) < .5 &&
+                     ModelConfig::parse("{\"n_layer\": 2}").get<int>("n_layer") == 2 &&
+                     splits_words();
   std::string message;
   const int line = __LINE__ + 2;
   try {
