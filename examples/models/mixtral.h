@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include "examples/models/llama.h"
-#include "haliax/moe.h"
 #include "haliax/state_dict.h"
 
 namespace models {

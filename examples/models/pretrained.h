@@ -4,6 +4,7 @@
 
 #include "examples/models/gpt2.h"
 #include "examples/models/llama.h"
+#include "examples/models/mixtral.h"
 #include "haliax/huggingface.h"
 
 namespace models {
@@ -54,6 +55,32 @@ inline LlamaConfig llama_config(const ModelConfig& c) {
   return out;
 }
 
+// Raises an error if a configuration requires what the model lacks.
+inline void refuse(bool required, const ModelConfig& c, const std::string& what,
+                   const std::string& supported) {
+  if (required)
+    throw Error("[" + c.get("model_type", std::string("model")) + "] " + c.source() + " has " +
+                what + "; " + supported);
+}
+inline MixtralConfig mixtral_config(const ModelConfig& c) {
+  refuse(c.has("sliding_window"), c, "a sliding window", "sliding_window must be null");
+  return {llama_config(c), c.get("num_local_experts", std::int64_t(8)),
+          c.get("num_experts_per_tok", std::int64_t(2)), true};
+}
+inline MixtralConfig qwen3_moe_config(const ModelConfig& c) {
+  const auto dense = c.get("mlp_only_layers", std::vector<int>());
+  refuse(c.get("decoder_sparse_step", 1) != 1 || !dense.empty(), c, "layers without experts",
+         "decoder_sparse_step must be 1, and mlp_only_layers empty");
+  refuse(c.get("use_sliding_window", false), c, "a sliding window",
+         "use_sliding_window must be false");
+  refuse(c.get("attention_bias", false), c, "biases of attention", "attention_bias must be false");
+  auto sizes = llama_config(c);
+  sizes.intermediate_size = c.get<std::int64_t>("moe_intermediate_size");
+  sizes.qk_norm = true;
+  return {sizes, c.get_any<std::int64_t>({"num_experts", "num_local_experts"}),
+          c.get<std::int64_t>("num_experts_per_tok"), c.get("norm_topk_prob", false)};
+}
+
 // Loads the weights of a folder, converted to a dtype of floats.
 template <class Model>
 Model pretrained(const std::string& folder, Model like, DType dtype,
@@ -64,13 +91,19 @@ Model pretrained(const std::string& folder, Model like, DType dtype,
 // Returns f(model), for the model in a folder.
 template <class F> auto with_pretrained(const std::string& folder, DType dtype, F f) {
   const auto config = load_config(folder);
-  const auto architecture = config.architecture({"GPT2LMHeadModel", "LlamaForCausalLM"});
+  const auto architecture = config.architecture(
+      {"GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"});
   // The initial weights are not computed: an array is computed when it is read.
+  const auto key = random::key(0);
+  auto decoder = [&](const auto& like) { return f(pretrained(folder, like, dtype, "")); };
   if (architecture == "GPT2LMHeadModel")
-    return f(pretrained(folder, GPT2LMHeadModel::init(gpt2_config(config), random::key(0)), dtype,
-                        "transformer"));
-  return f(
-      pretrained(folder, LlamaForCausalLM::init(llama_config(config), random::key(0)), dtype, ""));
+    return f(
+        pretrained(folder, GPT2LMHeadModel::init(gpt2_config(config), key), dtype, "transformer"));
+  if (architecture == "MixtralForCausalLM")
+    return decoder(MixtralForCausalLM::init(mixtral_config(config), key));
+  if (architecture == "Qwen3MoeForCausalLM")
+    return decoder(Qwen3MoeForCausalLM::init(qwen3_moe_config(config), key));
+  return decoder(LlamaForCausalLM::init(llama_config(config), key));
 }
 
 // Return an empty cache for one sequence of at most `length` tokens.
@@ -80,7 +113,8 @@ inline nn::KVCache cache_of(const GPT2LMHeadModel& m, std::int64_t length, DType
                 ", but the model has " + std::to_string(m.config.n_positions) + " positions");
   return m.cache({}, dtype);
 }
-inline nn::KVCache cache_of(const LlamaForCausalLM& m, std::int64_t length, DType dtype) {
+template <class Layer>
+nn::KVCache cache_of(const DecoderForCausalLM<Layer>& m, std::int64_t length, DType dtype) {
   return m.cache(length, {}, dtype);
 }
 

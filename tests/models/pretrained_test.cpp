@@ -1,0 +1,62 @@
+// Folders of Hugging Face as models of examples/models, by their config.json.
+#include "examples/models/pretrained.h"
+
+#include "models/recorded.h"
+
+using namespace haliax;
+using namespace haliax::testing;
+
+namespace {
+
+// Logits without and with a cache equal those of transformers.
+void check_folder(const std::string& name) {
+  CAPTURE(name);
+  const std::string folder = golden_dir() + "/models/" + name;
+  const auto cases = read_safetensors(folder + "/cases.safetensors");
+  const Axis Batches("batches", 4), Batch("batch", 4), Pos("pos", 16);
+  auto ids = from_tensor(cases.at("inputs.input_ids"), {Batches, Batch, Pos});
+  auto row = at(at(ids, Batches, 0), Batch, 0).eval();
+  const auto expected =
+      at(from_tensor(cases.at("logits"), {Batch, Pos, Axis("vocab", 99)}), Batch, 0).doubles();
+  models::with_pretrained(folder, DType::f32, [&](const auto& model) {
+    auto near = [&](const NamedArray& logits) {
+      CHECK(largest_difference(rearrange(logits, {"pos", "vocab"}).doubles(), expected) <=
+            1e-5 * largest(expected));
+    };
+    near(model(row));
+    near(model(row, models::cache_of(model, 16, DType::f32), full({}, 16, DType::i32)).first);
+  });
+}
+// Returns the message of the error for a file of transformers with one value changed.
+template <class T, class F>
+std::string message(const char* name, const char* key, const T& value, F reader) {
+  auto config = load_config(golden_dir() + "/models/" + name);
+  reader(config);
+  try {
+    reader(config.set(key, value));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("pretrained models have the logits of transformers") {
+  for (auto* name : {"gpt2", "llama", "llama_tied", "mixtral", "qwen3_moe"}) check_folder(name);
+}
+TEST_CASE("configurations that a model does not support raise") {
+  auto contains = [](const std::string& text, const char* part) {
+    CAPTURE(text);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  auto qwen = [](const char* key, const auto& value) {
+    return message("qwen3_moe", key, value, models::qwen3_moe_config);
+  };
+  contains(message("mixtral", "sliding_window", 4096, models::mixtral_config),
+           "sliding_window must be null");
+  contains(qwen("decoder_sparse_step", 2), "has layers without experts");
+  contains(qwen("mlp_only_layers", std::vector<int>{0}), "has layers without experts");
+  contains(qwen("use_sliding_window", true), "[qwen3_moe]");
+  contains(qwen("attention_bias", true), "attention_bias must be false");
+}
