@@ -42,28 +42,12 @@ struct WhisperConfig {
     return nn::Linear::init(In, Out, key,
                             {.use_bias = use_bias, .init_scale = init_std * std::sqrt(inputs)});
   }
-};
-
-// A convolution along `frames` of width 3, with a zero at both ends.
-struct WhisperConv {
-  NamedArray weight;  // (Out, In, width)
-  NamedArray bias;    // (Out)
-  Axis In;
-  std::int64_t stride;
-
-  static WhisperConv init(const WhisperConfig& c, const Axis& In, const Axis& Out,
-                          std::int64_t stride, const Key& key) {
-    return {random::truncated_normal(key, {Out, In, Axis("width", 3)}, -2, 2) * c.init_std,
-            zeros(Out), In, stride};
-  }
-  // x (..., In, frames) -> (..., frames / stride, Out)
-  NamedArray operator()(const NamedArray& x) const {
-    auto size = x.resolve_axis("frames").size;
-    auto padded = pad(x, {{"frames", {1, 1}}});
-    std::vector<NamedArray> shifted;
-    for (std::int64_t i = 0; i < 3; ++i)
-      shifted.push_back(index(padded, {{"frames", Slice{i, i + size, stride}}}));
-    return dot(stack("width", shifted), weight, {In, "width"}) + bias;
+  // Initializes a convolution along `frames` of width 3, with a zero at both ends.
+  nn::Conv conv(const Axis& In, const Axis& Out, std::int64_t stride, const Key& key) const {
+    auto c = nn::Conv::init({"frames"}, In, Out, 3, key, {.stride = stride, .padding = 1});
+    c.weight = random::truncated_normal(key, c.weight.axes(), -2, 2) * init_std;
+    c.bias = zeros(Out);
+    return c;
   }
 };
 
@@ -122,7 +106,7 @@ struct WhisperEncoderLayer {
 };
 
 struct WhisperEncoder {
-  WhisperConv conv1, conv2;               // (mel) -> (conv) -> (embed)
+  nn::Conv conv1, conv2;                  // (mel) -> (conv) -> (embed)
   Frozen<nn::Embedding> embed_positions;  // (frames, embed)
   nn::Stacked<WhisperEncoderLayer> layers;
   nn::LayerNorm layer_norm;
@@ -132,8 +116,8 @@ struct WhisperEncoder {
     Axis Layers("layers", c.encoder_layers), Conv("conv", c.d_model);
     auto layer = [c](const Key& k) { return WhisperEncoderLayer::init(c, k); };
     nn::Embedding positions{whisper_sinusoids(c.Frames(), c.Embed()), c.Frames(), c.Embed()};
-    return {WhisperConv::init(c, c.Mel(), Conv, 1, k_conv1),
-            WhisperConv::init(c, Conv, c.Embed(), 2, k_conv2),
+    return {c.conv(c.Mel(), Conv, 1, k_conv1),
+            c.conv(Conv, c.Embed(), 2, k_conv2),
             {positions},
             nn::Stacked<WhisperEncoderLayer>::init(Layers, layer, random::split(k_layers, Layers)),
             nn::LayerNorm::init(c.Embed())};
