@@ -156,7 +156,7 @@ template <class Model> void run(Options o, Model model) {
 int main(int argc, char** argv) {
   Options o;
   auto& t = o.train;
-  examples::CommandLine line("Fine-tunes a GPT-2 or a Llama of Hugging Face on text.");
+  examples::CommandLine line("Fine-tunes a language model of Hugging Face on text.");
   line.option("folder", o.folder, "folder with config.json, weights and tokenizer.json").required();
   line.option("data", o.data, "text file; blank lines separate documents").required();
   line.option("--out", o.out, "folder for the trained model; with --lora, also for the adapters");

@@ -85,7 +85,7 @@ template <class Model> void run(const Options& o, const Model& model, const Toke
 
 int main(int argc, char** argv) {
   Options o;
-  examples::CommandLine line("Continues a text with a GPT-2 or a Llama of Hugging Face.");
+  examples::CommandLine line("Continues a text with a language model of Hugging Face.");
   line.option("folder", o.folder, "folder with config.json, weights and tokenizer.json").required();
   line.option("--prompt", o.prompt, "text to continue").required();
   line.option("--tokens", o.tokens, "new tokens").range(1, 1 << 20);

@@ -55,7 +55,7 @@ inline LlamaConfig llama_config(const ModelConfig& c) {
   return out;
 }
 
-// Raises an error if a configuration requires what the model lacks.
+// Raises an error if a configuration has an option that the model lacks.
 inline void refuse(bool required, const ModelConfig& c, const std::string& what,
                    const std::string& supported) {
   if (required)
