@@ -24,23 +24,21 @@
 namespace haliax {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr const char* kLoadFolder = "load_pretrained";
 constexpr const char* kSaveFolder = "save_pretrained";
 constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-bool is_file(const fs::path& path) {
+bool is_file(const std::filesystem::path& path) {
   std::error_code ignored;
-  return fs::is_regular_file(path, ignored);
+  return std::filesystem::is_regular_file(path, ignored);
 }
 
 // ---- reading ----
 
 using WeightMap = std::map<std::string, std::string>;  // file of each tensor
 
-WeightMap read_index(const fs::path& path) {
+WeightMap read_index(const std::filesystem::path& path) {
   const auto bytes = contents_of(kLoadFolder, path.string());
   const auto* text = reinterpret_cast<const char*>(bytes.data());
   auto corrupt = [&](const char* why) { fail(kLoadFolder, "{} {}", path.string(), why); };
@@ -53,7 +51,7 @@ WeightMap read_index(const fs::path& path) {
     corrupt("is corrupt: it has no weight_map from tensors to files");
   }
   for (auto& [tensor, file] : out)
-    if (fs::path(file).filename() != file || file == "..")
+    if (std::filesystem::path(file).filename() != file || file == "..")
       corrupt("is corrupt: a file of its weight_map is not in the folder");
   if (out.empty()) corrupt("lists no tensors");
   return out;
@@ -66,7 +64,7 @@ class PretrainedFiles final : public TensorSource {
     std::error_code ignored;
     if (is_file(folder_))
       add(folder_, {});
-    else if (!fs::is_directory(folder_, ignored))
+    else if (!std::filesystem::is_directory(folder_, ignored))
       fail(kLoadFolder, "{} is neither a folder nor a file", path);
     else if (is_file(folder_ / kOneFile))
       add(folder_ / kOneFile, {});
@@ -85,7 +83,7 @@ class PretrainedFiles final : public TensorSource {
     const auto path = folder_.string();
     std::error_code ignored;
     std::vector<std::string> pickled;
-    for (auto& f : fs::directory_iterator(folder_, ignored))
+    for (auto& f : std::filesystem::directory_iterator(folder_, ignored))
       if (f.path().extension() == ".bin" || f.path().extension() == ".pt")
         pickled.push_back(f.path().filename().string());
     if (!pickled.empty())
@@ -107,7 +105,7 @@ class PretrainedFiles final : public TensorSource {
         fail(kLoadFolder, "{} lacks the tensor {}; {} lists it there: is it of another model?",
              (folder_ / file).string(), printable(tensor), kIndex);
   }
-  void add(const fs::path& path, const WeightMap& index) {
+  void add(const std::filesystem::path& path, const WeightMap& index) {
     auto file = std::make_unique<InputFile>(kLoadFolder, path.string());
     auto header = read_safetensors_header(kLoadFolder, path.string(), *file);
     for (auto& t : header.tensors) {
@@ -120,7 +118,7 @@ class PretrainedFiles final : public TensorSource {
     sort();
   }
 
-  fs::path folder_;
+  std::filesystem::path folder_;
   std::vector<std::unique_ptr<InputFile>> files_;
 };
 
@@ -212,7 +210,7 @@ std::string write_tensors(const std::vector<StateEntry>& entries, const TensorsO
 }
 
 // Writes the weights under temporary names. Returns the names.
-std::vector<std::string> write_weights(const fs::path& folder,
+std::vector<std::string> write_weights(const std::filesystem::path& folder,
                                        const std::vector<StateEntry>& entries,
                                        const std::vector<TensorsOfFile>& files, bool writes) {
   std::vector<std::string> out;
@@ -248,11 +246,11 @@ std::vector<std::string> write_weights(const fs::path& folder,
   throw Error("[save_pretrained] " + wrong);
 }
 
-void replace_text(const fs::path& path, const std::string& text) {
+void replace_text(const std::filesystem::path& path, const std::string& text) {
   replace_file(kSaveFolder, path.string(), {std::as_bytes(std::span(text))});
 }
 // Renames the files, writes the index and the configuration, and removes old weights.
-void publish(const fs::path& folder, const std::vector<std::string>& written,
+void publish(const std::filesystem::path& folder, const std::vector<std::string>& written,
              const std::vector<TensorsOfFile>& files, ModelConfig config) {
   std::set<std::string> names;
   nlohmann::json map = nlohmann::json::object();
@@ -285,9 +283,10 @@ void publish(const fs::path& folder, const std::vector<std::string>& written,
   replace_text(folder / "config.json", config.json());
   static const std::regex weights("model(-\\d{5}-of-\\d{5})?\\.safetensors(\\.index\\.json)?");
   std::error_code ignored;
-  for (auto& f : fs::directory_iterator(folder, ignored)) {
+  for (auto& f : std::filesystem::directory_iterator(folder, ignored)) {
     const auto name = f.path().filename().string();
-    if (!names.contains(name) && std::regex_match(name, weights)) fs::remove(f.path(), ignored);
+    if (!names.contains(name) && std::regex_match(name, weights))
+      std::filesystem::remove(f.path(), ignored);
   }
   sync_folder(folder.string());
 }
@@ -333,7 +332,7 @@ void detail::save_pretrained(const std::string& folder, const std::vector<StateE
     auto& group = all_processes();
     on_all_processes(group, [&] {
       std::error_code failed;
-      if (group.rank == 0) fs::create_directories(folder, failed);
+      if (group.rank == 0) std::filesystem::create_directories(folder, failed);
       if (failed) fail(kSaveFolder, "{} cannot be created: {}", folder, failed.message());
     });
     on_all_processes(group, [&] {

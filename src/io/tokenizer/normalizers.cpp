@@ -26,11 +26,11 @@ template <class F> class NormalizerOf final : public Normalizer {
  private:
   F f_;
 };
-template <class F> std::unique_ptr<const Normalizer> normalizer(F f) {
+template <class F> std::unique_ptr<const Normalizer> normalizer_from(F f) {
   return std::make_unique<NormalizerOf<F>>(std::move(f));
 }
 auto form(NormalForm f) {
-  return normalizer([f](std::string& text) { text = normalized(text, f); });
+  return normalizer_from([f](std::string& text) { text = normalized(text, f); });
 }
 void strip(std::string& text, bool left, bool right) {
   std::string_view rest = text;
@@ -71,13 +71,14 @@ std::unique_ptr<const Normalizer> normalizer_of(const TokenizerJson& spec) {
   if (type == "NFD") return form(NormalForm::nfd);
   if (type == "NFKC") return form(NormalForm::nfkc);
   if (type == "NFKD") return form(NormalForm::nfkd);
-  if (type == "Lowercase") return normalizer([](std::string& text) { text = lowercase(text); });
-  if (type == "StripAccents") return normalizer(strip_accents);
+  if (type == "Lowercase")
+    return normalizer_from([](std::string& text) { text = lowercase(text); });
+  if (type == "StripAccents") return normalizer_from(strip_accents);
   if (type == "ByteLevel")
-    return normalizer([](std::string& text) { text = bytes_as_characters(text); });
+    return normalizer_from([](std::string& text) { text = bytes_as_characters(text); });
   if (type == "Strip") {
     const bool left = spec.at("strip_left"), right = spec.at("strip_right");
-    return normalizer([=](std::string& text, bool& moved) {
+    return normalizer_from([=](std::string& text, bool& moved) {
       const auto size = text.size();
       strip(text, left, false);
       moved = moved || text.size() != size;
@@ -86,20 +87,20 @@ std::unique_ptr<const Normalizer> normalizer_of(const TokenizerJson& spec) {
   }
   if (type == "Prepend") {
     const std::string prefix = spec.at("prepend");
-    return normalizer([=](std::string& text) {
+    return normalizer_from([=](std::string& text) {
       if (!text.empty()) text.insert(0, prefix);
     });
   }
   if (type == "Replace") {
     const std::string by = spec.at("content");
-    return normalizer([by, pattern = Pattern(spec.at("pattern"))](std::string& text) {
+    return normalizer_from([by, pattern = Pattern(spec.at("pattern"))](std::string& text) {
       text = pattern.replaced(text, by);
     });
   }
   if (type == "Sequence") {
     std::vector<std::shared_ptr<const Normalizer>> steps;
     for (auto& s : spec.at("normalizers")) steps.push_back(normalizer_of(s));
-    return normalizer([steps](std::string& text, bool& moved) {
+    return normalizer_from([steps](std::string& text, bool& moved) {
       for (auto& s : steps)
         if (s) s->apply(text, moved);
     });
