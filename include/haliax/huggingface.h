@@ -40,7 +40,11 @@ class ModelConfig {
   ///
   /// @throws haliax::Error if there is no such key, or if its value has another type
   template <class T>
-  T get(std::string_view key, SourceLocation at = SourceLocation::current()) const;
+  T get(std::string_view key, SourceLocation at = SourceLocation::current()) const {
+    T value{};
+    read(key, value, at);
+    return value;
+  }
   /// Returns the value of a key, or a default if there is no such key or its value is null.
   /// @throws haliax::Error if the value has another type
   template <class T>
@@ -65,7 +69,10 @@ class ModelConfig {
   std::vector<std::string> keys() const;
 
   /// Sets the value of a key, of one of the types of `get`.
-  template <class T> ModelConfig& set(std::string_view key, const T& value);
+  template <class T> ModelConfig& set(std::string_view key, const T& value) {
+    write(key, value);
+    return *this;
+  }
   ModelConfig& set(std::string_view key, const char* value) { return set(key, std::string(value)); }
   /// Removes a key.
   ModelConfig& erase(std::string_view key);
@@ -85,6 +92,33 @@ class ModelConfig {
 
  private:
   struct Object;
+  // Functions, because the shared library exports no instantiations of templates.
+  void read(std::string_view, bool&, SourceLocation) const;
+  void read(std::string_view, int&, SourceLocation) const;
+  void read(std::string_view, std::int64_t&, SourceLocation) const;
+  void read(std::string_view, double&, SourceLocation) const;
+  void read(std::string_view, std::string&, SourceLocation) const;
+  void read(std::string_view, ModelConfig&, SourceLocation) const;
+  void read(std::string_view, std::vector<bool>&, SourceLocation) const;
+  void read(std::string_view, std::vector<int>&, SourceLocation) const;
+  void read(std::string_view, std::vector<std::int64_t>&, SourceLocation) const;
+  void read(std::string_view, std::vector<double>&, SourceLocation) const;
+  void read(std::string_view, std::vector<std::string>&, SourceLocation) const;
+  void read(std::string_view, std::vector<ModelConfig>&, SourceLocation) const;
+  void write(std::string_view, const bool&);
+  void write(std::string_view, const int&);
+  void write(std::string_view, const std::int64_t&);
+  void write(std::string_view, const double&);
+  void write(std::string_view, const std::string&);
+  void write(std::string_view, const ModelConfig&);
+  void write(std::string_view, const std::vector<bool>&);
+  void write(std::string_view, const std::vector<int>&);
+  void write(std::string_view, const std::vector<std::int64_t>&);
+  void write(std::string_view, const std::vector<double>&);
+  void write(std::string_view, const std::vector<std::string>&);
+  void write(std::string_view, const std::vector<ModelConfig>&);
+  template <class T> T value_of(std::string_view, SourceLocation) const;
+  template <class T> void set_value(std::string_view, const T&);
   std::shared_ptr<const Object> object_;
   std::string source_;
 };

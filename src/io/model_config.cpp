@@ -82,7 +82,7 @@ bool ModelConfig::has_list(std::string_view key) const {
   auto found = object_->root.find(key);
   return found != object_->root.end() && found->is_array();
 }
-template <class T> T ModelConfig::get(std::string_view key, SourceLocation at) const {
+template <class T> T ModelConfig::value_of(std::string_view key, SourceLocation at) const {
   auto found = object_->root.find(key);
   CallSite here(at);
   if (found == object_->root.end() || found->is_null())
@@ -110,7 +110,7 @@ template <class T> T ModelConfig::get(std::string_view key, SourceLocation at) c
     return found->get<T>();
   }
 }
-template <class T> ModelConfig& ModelConfig::set(std::string_view key, const T& value) {
+template <class T> void ModelConfig::set_value(std::string_view key, const T& value) {
   auto object = *object_;
   auto& to = object.root[std::string(key)];
   if constexpr (std::is_same_v<T, ModelConfig>) {
@@ -122,43 +122,71 @@ template <class T> ModelConfig& ModelConfig::set(std::string_view key, const T& 
     to = value;
   }
   object_ = std::make_shared<const Object>(std::move(object));
-  return *this;
 }
-template bool ModelConfig::get<bool>(std::string_view, SourceLocation) const;
-template int ModelConfig::get<int>(std::string_view, SourceLocation) const;
-template std::int64_t ModelConfig::get<std::int64_t>(std::string_view, SourceLocation) const;
-template double ModelConfig::get<double>(std::string_view, SourceLocation) const;
-template std::string ModelConfig::get<std::string>(std::string_view, SourceLocation) const;
-template ModelConfig ModelConfig::get<ModelConfig>(std::string_view, SourceLocation) const;
-template std::vector<bool> ModelConfig::get<std::vector<bool>>(std::string_view,
-                                                               SourceLocation) const;
-template std::vector<int> ModelConfig::get<std::vector<int>>(std::string_view,
-                                                             SourceLocation) const;
-template std::vector<std::int64_t> ModelConfig::get<std::vector<std::int64_t>>(
-    std::string_view, SourceLocation) const;
-template std::vector<double> ModelConfig::get<std::vector<double>>(std::string_view,
-                                                                   SourceLocation) const;
-template std::vector<std::string> ModelConfig::get<std::vector<std::string>>(std::string_view,
-                                                                             SourceLocation) const;
-template std::vector<ModelConfig> ModelConfig::get<std::vector<ModelConfig>>(std::string_view,
-                                                                             SourceLocation) const;
-template ModelConfig& ModelConfig::set<bool>(std::string_view, const bool&);
-template ModelConfig& ModelConfig::set<int>(std::string_view, const int&);
-template ModelConfig& ModelConfig::set<std::int64_t>(std::string_view, const std::int64_t&);
-template ModelConfig& ModelConfig::set<double>(std::string_view, const double&);
-template ModelConfig& ModelConfig::set<std::string>(std::string_view, const std::string&);
-template ModelConfig& ModelConfig::set<ModelConfig>(std::string_view, const ModelConfig&);
-template ModelConfig& ModelConfig::set<std::vector<bool>>(std::string_view,
-                                                          const std::vector<bool>&);
-template ModelConfig& ModelConfig::set<std::vector<int>>(std::string_view, const std::vector<int>&);
-template ModelConfig& ModelConfig::set<std::vector<std::int64_t>>(std::string_view,
-                                                                  const std::vector<std::int64_t>&);
-template ModelConfig& ModelConfig::set<std::vector<double>>(std::string_view,
-                                                            const std::vector<double>&);
-template ModelConfig& ModelConfig::set<std::vector<std::string>>(std::string_view,
-                                                                 const std::vector<std::string>&);
-template ModelConfig& ModelConfig::set<std::vector<ModelConfig>>(std::string_view,
-                                                                 const std::vector<ModelConfig>&);
+
+void ModelConfig::read(std::string_view key, bool& to, SourceLocation at) const {
+  to = value_of<bool>(key, at);
+}
+void ModelConfig::read(std::string_view key, int& to, SourceLocation at) const {
+  to = value_of<int>(key, at);
+}
+void ModelConfig::read(std::string_view key, std::int64_t& to, SourceLocation at) const {
+  to = value_of<std::int64_t>(key, at);
+}
+void ModelConfig::read(std::string_view key, double& to, SourceLocation at) const {
+  to = value_of<double>(key, at);
+}
+void ModelConfig::read(std::string_view key, std::string& to, SourceLocation at) const {
+  to = value_of<std::string>(key, at);
+}
+void ModelConfig::read(std::string_view key, ModelConfig& to, SourceLocation at) const {
+  to = value_of<ModelConfig>(key, at);
+}
+void ModelConfig::read(std::string_view key, std::vector<bool>& to, SourceLocation at) const {
+  to = value_of<std::vector<bool>>(key, at);
+}
+void ModelConfig::read(std::string_view key, std::vector<int>& to, SourceLocation at) const {
+  to = value_of<std::vector<int>>(key, at);
+}
+void ModelConfig::read(std::string_view key, std::vector<std::int64_t>& to,
+                       SourceLocation at) const {
+  to = value_of<std::vector<std::int64_t>>(key, at);
+}
+void ModelConfig::read(std::string_view key, std::vector<double>& to, SourceLocation at) const {
+  to = value_of<std::vector<double>>(key, at);
+}
+void ModelConfig::read(std::string_view key, std::vector<std::string>& to,
+                       SourceLocation at) const {
+  to = value_of<std::vector<std::string>>(key, at);
+}
+void ModelConfig::read(std::string_view key, std::vector<ModelConfig>& to,
+                       SourceLocation at) const {
+  to = value_of<std::vector<ModelConfig>>(key, at);
+}
+void ModelConfig::write(std::string_view key, const bool& value) { set_value(key, value); }
+void ModelConfig::write(std::string_view key, const int& value) { set_value(key, value); }
+void ModelConfig::write(std::string_view key, const std::int64_t& value) { set_value(key, value); }
+void ModelConfig::write(std::string_view key, const double& value) { set_value(key, value); }
+void ModelConfig::write(std::string_view key, const std::string& value) { set_value(key, value); }
+void ModelConfig::write(std::string_view key, const ModelConfig& value) { set_value(key, value); }
+void ModelConfig::write(std::string_view key, const std::vector<bool>& value) {
+  set_value(key, value);
+}
+void ModelConfig::write(std::string_view key, const std::vector<int>& value) {
+  set_value(key, value);
+}
+void ModelConfig::write(std::string_view key, const std::vector<std::int64_t>& value) {
+  set_value(key, value);
+}
+void ModelConfig::write(std::string_view key, const std::vector<double>& value) {
+  set_value(key, value);
+}
+void ModelConfig::write(std::string_view key, const std::vector<std::string>& value) {
+  set_value(key, value);
+}
+void ModelConfig::write(std::string_view key, const std::vector<ModelConfig>& value) {
+  set_value(key, value);
+}
 
 std::vector<std::string> ModelConfig::keys() const {
   std::vector<std::string> out;
