@@ -10,17 +10,22 @@
 
 namespace finetune {
 
-Sequences::Sequences(std::vector<int> tokens, std::int64_t length, double validation,
-                     std::int64_t seed)
-    : tokens_(std::move(tokens)), length_(length), count_(std::int64_t(tokens_.size()) / length),
-      training_(count_ - std::int64_t(double(count_) * validation)), seed_(seed) {
+Sequences::Sequences(const std::vector<std::vector<int>>& documents, std::int64_t length,
+                     double validation, std::int64_t seed)
+    : length_(length), seed_(seed) {
+  for (std::size_t d = 0; d < documents.size(); ++d) {
+    tokens_.insert(tokens_.end(), documents[d].begin(), documents[d].end());
+    documents_.insert(documents_.end(), documents[d].size(), std::int32_t(d));
+  }
+  count_ = std::int64_t(tokens_.size()) / length;
+  training_ = count_ - std::int64_t(double(count_) * validation);
   if (training_ < 1)
     throw haliax::Error("[finetune] the data have " + std::to_string(tokens_.size()) +
                         " tokens, less than one sequence of " + std::to_string(length) +
                         " for training; use more data or a smaller --length");
 }
-std::vector<std::int32_t> Sequences::batch(std::int64_t step, std::int64_t count) const {
-  std::vector<std::int32_t> out;
+Sequences::Part Sequences::batch(std::int64_t step, std::int64_t count) const {
+  Part out;
   std::vector<std::int64_t> order(std::size_t(training_), 0);
   std::int64_t pass = -1;
   for (std::int64_t k = step * count; k < (step + 1) * count; ++k) {
@@ -33,14 +38,18 @@ std::vector<std::int32_t> Sequences::batch(std::int64_t step, std::int64_t count
   }
   return out;
 }
-std::vector<std::int32_t> Sequences::held_out(std::int64_t k) const {
-  std::vector<std::int32_t> out;
+Sequences::Part Sequences::held_out(std::int64_t k) const {
+  Part out;
   append(training_ + k, out);
   return out;
 }
-void Sequences::append(std::int64_t sequence, std::vector<std::int32_t>& out) const {
-  const auto begin = tokens_.begin() + sequence * length_;
-  out.insert(out.end(), begin, begin + length_);
+void Sequences::append(std::int64_t sequence, Part& out) const {
+  const auto from = sequence * length_;
+  auto copy = [&](const std::vector<std::int32_t>& all, std::vector<std::int32_t>& to) {
+    to.insert(to.end(), all.begin() + from, all.begin() + from + length_);
+  };
+  copy(tokens_, out.ids);
+  copy(documents_, out.segments);
 }
 
 std::vector<std::string> documents_of(const std::string& path) {

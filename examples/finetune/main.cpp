@@ -47,12 +47,9 @@ std::vector<std::string> modules_in(const Model& model, const std::string& reque
 }
 
 finetune::Sequences sequences_of(const Options& o, const Tokenizer& tokenizer) {
-  std::vector<int> tokens;
-  for (auto& document : finetune::documents_of(o.data)) {
-    auto ids = tokenizer.encode(document);
-    tokens.insert(tokens.end(), ids.begin(), ids.end());
-  }
-  return {std::move(tokens), o.train.length, o.validation, o.seed};
+  std::vector<std::vector<int>> documents;
+  for (auto& text : finetune::documents_of(o.data)) documents.push_back(tokenizer.encode(text));
+  return {documents, o.train.length, o.validation, o.seed};
 }
 
 // One line of JSON per step.
@@ -109,12 +106,15 @@ template <class Model> void run(Options o, Model model) {
   auto state = optimizer.init(trainable(model, trained));
   auto step = finetune::make_step<Model>(t, optimizer);
   const Axis Accumulate("accumulate", t.accumulate), Batch("batch", t.batch), Pos("pos", t.length);
-  auto ids_of = [&](std::int64_t k) {
-    return array(data.batch(k, t.accumulate * t.batch), {Accumulate, Batch, Pos});
+  auto batch_of = [&](std::int64_t k) {
+    const auto part = data.batch(k, t.accumulate * t.batch);
+    const Axes axes{Accumulate, Batch, Pos};
+    return std::pair(array(part.ids, axes), array(part.segments, axes));
   };
   std::int64_t parameters = 0;
   for (auto& a : flatten(trainable(model, trained))) parameters += a.empty() ? 0 : a.size();
-  const auto plan = step.plan(model, state, ids_of(0));
+  const auto first = batch_of(0);
+  const auto plan = step.plan(model, state, first.first, first.second);
   std::fprintf(stderr,
                "%lld sequences of %lld tokens, and %lld for validation; %lld trained parameters; "
                "a step needs %.0f MiB\n",
@@ -125,15 +125,19 @@ template <class Model> void run(Options o, Model model) {
   auto evaluate = jit(finetune::batch_loss<Model>({}));
   auto validation_loss = [&] {
     double sum = 0;
-    for (std::int64_t k = 0; k < data.validation(); ++k)
-      sum += evaluate(model, array(data.held_out(k), {Batch.resize(1), Pos})).item();
+    const Axes axes{Batch.resize(1), Pos};
+    for (std::int64_t k = 0; k < data.validation(); ++k) {
+      const auto part = data.held_out(k);
+      sum += evaluate(model, array(part.ids, axes), array(part.segments, axes)).item();
+    }
     return sum / double(data.validation());
   };
   Log log(o.log);
   examples::Progress progress(t.steps, 0, t.accumulate * t.batch * t.length);
   for (std::int64_t k = 0; k < t.steps; ++k) {
     NamedArray loss, norm;
-    std::tie(model, state, loss, norm) = step(model, state, ids_of(k));
+    const auto [ids, segments] = batch_of(k);
+    std::tie(model, state, loss, norm) = step(model, state, ids, segments);
     progress.add(loss.item());
     nlohmann::json line{{"step", k + 1},
                         {"loss", loss.item()},

@@ -40,33 +40,33 @@ inline auto optimizer_of(const TrainOptions& o) {
                       optim::adamw(rate, {.weight_decay = o.weight_decay}));
 }
 
-// Returns the mean loss of ids (batch, pos).
+// Returns the mean loss of packed sequences: ids and segments (batch, pos).
 template <class Model> auto batch_loss(const TrainOptions& o) {
-  return [mesh = o.mesh](const Model& m, const NamedArray& ids) {
+  return [mesh = o.mesh](const Model& m, const NamedArray& ids, const NamedArray& segments) {
     std::optional<axis_mapping> scope;
     if (mesh) scope.emplace(compute_mapping(*mesh));
-    return m.loss(ids).astype(DType::f32);
+    return m.loss(ids, segments).astype(DType::f32);
   };
 }
 
-// Returns step(model, state, ids) -> the updated model and state, the loss, and the norm of the
-// gradients. ids (accumulate, batch, pos): the gradients are the mean over `accumulate`, one after
-// the other. Model and state are donated.
+// Returns step(model, state, ids, segments) -> the updated model and state, the loss, and the norm
+// of the gradients. ids and segments (accumulate, batch, pos): the gradients are the mean over
+// `accumulate`, one after the other. Model and state are donated.
 template <class Model, class Optimizer>
 auto make_step(const TrainOptions& o, const Optimizer& optimizer) {
   using State = optim::State<Optimizer, Model>;
   const LeafFilter trained = o.rank > 0 ? LeafFilter("lora") : LeafFilter();
   auto step = [=, loss = batch_loss<Model>(o)](const Model& m, const State& s,
-                                               const NamedArray& ids) {
+                                               const NamedArray& ids, const NamedArray& segments) {
     using Sums = std::pair<NamedArray, Model>;
-    auto add = [&](const Sums& sums, const NamedArray& part) {
-      auto [l, grads] = value_and_grad(loss, trained)(m, part);
+    auto add = [&](const Sums& sums, const NamedArray& part, const NamedArray& documents) {
+      auto [l, grads] = value_and_grad(loss, trained)(m, part, documents);
       auto plus = [](const NamedArray& a, const NamedArray& b) { return a + b; };
       return Sums(sums.first + l, tree_map(plus, sums.second, grads));
     };
     auto zero = [](const NamedArray& a) { return zeros_like(a); };
-    auto sums =
-        fold(add, "accumulate")(Sums(zeros({}), tree_map(zero, trainable(m, trained))), ids);
+    auto sums = fold(add, "accumulate")(Sums(zeros({}), tree_map(zero, trainable(m, trained))), ids,
+                                        segments);
     const double parts = double(ids.axis_size("accumulate"));
     auto grads = tree_map([&](const NamedArray& a) { return a / parts; }, sums.second);
     auto norm = optim::global_norm(grads);

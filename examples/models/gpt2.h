@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "examples/models/packed.h"
 #include "haliax/haliax.h"
 
 namespace models {
@@ -54,6 +55,13 @@ struct GPT2Attention {
     return attend(qkv[0], rename(qkv[1], Pos, KeyPos), rename(qkv[2], Pos, KeyPos),
                   nn::causal_mask(Pos, KeyPos));
   }
+  // The same for packed sequences; see packed.h.
+  NamedArray operator()(const NamedArray& x, const NamedArray& segments) const {
+    auto Pos = x.resolve_axis("pos"), KeyPos = Pos.alias("key_pos");
+    auto qkv = c_attn(x).unbind("qkv");
+    return attend(qkv[0], rename(qkv[1], Pos, KeyPos), rename(qkv[2], Pos, KeyPos),
+                  packed_mask(segments));
+  }
   // The same for positions after the cached ones; returns the extended cache too.
   std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const nn::KVCache& cache,
                                                 const NamedArray& count) const {
@@ -99,6 +107,10 @@ struct GPT2Block {
     auto h = x + attn(ln_1(x));
     return h + mlp(ln_2(h));
   }
+  NamedArray operator()(const NamedArray& x, const NamedArray& segments) const {
+    auto h = x + attn(ln_1(x), segments);
+    return h + mlp(ln_2(h));
+  }
   std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const nn::KVCache& cache,
                                                 const NamedArray& count) const {
     auto [attended, next] = attn(ln_1(x), cache, count);
@@ -126,6 +138,11 @@ struct GPT2Model {
     auto Pos = ids.resolve_axis("pos");
     return ln_f(h.fold(wte(ids) + slice(wpe.weight, "pos", 0, Pos.size)));
   }
+  // The same for packed sequences; see packed.h.
+  NamedArray operator()(const NamedArray& ids, const NamedArray& segments) const {
+    auto x = wte(ids) + take(wpe.weight, "pos", packed_positions(segments));
+    return ln_f(h.fold(x, segments));
+  }
   // The same for ids after the cached ones. The cache has the layer axis first.
   std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& ids, const nn::KVCache& cache,
                                                 const NamedArray& count) const {
@@ -151,6 +168,12 @@ struct GPT2LMHeadModel {
   NamedArray loss(const NamedArray& ids) const {
     return nn::linear_next_token_loss("pos", transformer(ids), transformer.wte.weight, ids, "embed",
                                       "vocab")
+        .loss;
+  }
+  // The same for packed sequences. The last token of a document predicts nothing.
+  NamedArray loss(const NamedArray& ids, const NamedArray& segments) const {
+    return nn::linear_cross_entropy(transformer(ids, segments), transformer.wte.weight,
+                                    packed_targets(ids, segments), "embed", "vocab")
         .loss;
   }
 

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "examples/models/packed.h"
 #include "haliax/haliax.h"
 
 namespace models {
@@ -109,6 +110,13 @@ struct LlamaAttention {
     return attend(queries(x, positions), rename(keys(x, positions), Pos, KeyPos),
                   rename(v_proj(x), Pos, KeyPos), nn::causal_mask(Pos, KeyPos));
   }
+  // The same for packed sequences. Rotary positions matter only within a document.
+  NamedArray operator()(const NamedArray& x, const NamedArray& segments) const {
+    auto Pos = x.resolve_axis("pos"), KeyPos = Pos.alias("key_pos");
+    auto positions = arange(Pos);
+    return attend(queries(x, positions), rename(keys(x, positions), Pos, KeyPos),
+                  rename(v_proj(x), Pos, KeyPos), packed_mask(segments));
+  }
   // The same for positions after the cached ones; returns the extended cache too.
   std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const nn::KVCache& cache,
                                                 const NamedArray& count) const {
@@ -169,6 +177,10 @@ template <class Mlp> struct DecoderLayer {
     auto h = x + self_attn(input_layernorm(x));
     return h + mlp(post_attention_layernorm(h));
   }
+  NamedArray operator()(const NamedArray& x, const NamedArray& segments) const {
+    auto h = x + self_attn(input_layernorm(x), segments);
+    return h + mlp(post_attention_layernorm(h));
+  }
   std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const nn::KVCache& cache,
                                                 const NamedArray& count) const {
     auto [attended, next] = self_attn(input_layernorm(x), cache, count);
@@ -200,6 +212,10 @@ template <class Layer> struct DecoderModel {
   NamedArray operator()(const NamedArray& ids) const {
     return norm(layers.fold(embed_tokens(ids)));
   }
+  // The same for packed sequences; see packed.h.
+  NamedArray operator()(const NamedArray& ids, const NamedArray& segments) const {
+    return norm(layers.fold(embed_tokens(ids), segments));
+  }
   // The same for ids after the cached ones. The cache has the layer axis first.
   std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& ids, const nn::KVCache& cache,
                                                 const NamedArray& count) const {
@@ -230,6 +246,12 @@ template <class Layer> struct DecoderForCausalLM {
   // Returns the mean loss of the next tokens. It materializes no logits.
   NamedArray loss(const NamedArray& ids) const {
     return nn::linear_next_token_loss("pos", model(ids), head(), ids, "embed", "vocab").loss;
+  }
+  // The same for packed sequences. The last token of a document predicts nothing.
+  NamedArray loss(const NamedArray& ids, const NamedArray& segments) const {
+    return nn::linear_cross_entropy(model(ids, segments), head(), packed_targets(ids, segments),
+                                    "embed", "vocab")
+        .loss;
   }
 
   // Returns an empty cache of `length` positions for generation. `Batch` holds the batch axes.
