@@ -65,7 +65,7 @@ template <class T> T merge_lora(T model) {
 }
 /// Returns the model without adapters. The weights do not change.
 template <class T> T without_lora(T model) {
-  for (auto& l : detail::linears_of(model)) l.layer->lora_A = l.layer->lora_B = std::nullopt;
+  for (auto& l : detail::linears_of(model)) l.layer->lora = std::nullopt;
   return model;
 }
 

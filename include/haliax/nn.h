@@ -142,11 +142,12 @@ struct LinearOptions {
   bool out_first = true;
   double init_scale = 1;  ///< Factor of the initial weight.
 };
-/// A matrix of a low-rank adapter; see `with_lora`.
-struct LoraMatrix {
-  NamedArray weight;  ///< `(Out..., In...)`.
-  AxisSpec In;        ///< Input axes.
-  AxisSpec Out;       ///< Output axes.
+/// A low-rank adapter of a `Linear`; see `with_lora`. In checkpoints, the arrays have the names of
+/// PEFT: `lora_A.weight` and `lora_B.weight`.
+struct Lora {
+  NamedArray A;      ///< `(lora_rank, In...)`.
+  NamedArray B;      ///< `(Out..., lora_rank)`.
+  double scale = 1;  ///< Factor of the adapter.
 };
 /// A linear layer: `dot(x, weight, In) + bias`.
 ///
@@ -157,11 +158,8 @@ struct Linear {
   std::optional<NamedArray> bias;  ///< `(Out...)`.
   AxisSpec In;                     ///< Input axes.
   AxisSpec Out;                    ///< Output axes.
-  /// Adapter: adds `lora_scale` times `lora_B` of `lora_A` of the input. The names are those of
-  /// PEFT. See `with_lora`.
-  std::optional<LoraMatrix> lora_A = {};
-  std::optional<LoraMatrix> lora_B = {};  ///< The second matrix of the adapter.
-  double lora_scale = 1;                  ///< Factor of the adapter.
+  /// Adapter: adds `scale * B(A(x))`. See `with_lora`.
+  std::optional<Lora> lora = {};
 
   /// Initializes a layer in `f32`. The weight is normal, truncated at 3 standard deviations, times
   /// `init_scale / sqrt(size of In)`. The bias is 0.

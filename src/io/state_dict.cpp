@@ -97,15 +97,9 @@ void StateWalk::add(nn::Linear& l) {
   const bool out_first = is_out_first(axes, in, out);
   add_matrix("weight", l.weight, out_first ? out.size() : in.size());
   if (l.bias) add_matrix("bias", *l.bias, 0);
-  auto add_adapter = [&](std::string_view field, std::optional<nn::LoraMatrix>& m) {
-    auto add = [](StateWalk& w, void* node) {
-      auto& matrix = *static_cast<nn::LoraMatrix*>(node);
-      w.add_matrix("weight", matrix.weight, matrix.Out.axes().size());
-    };
-    if (m) named(field, add, &*m);
-  };
-  add_adapter("lora_A", l.lora_A);
-  add_adapter("lora_B", l.lora_B);
+  if (!l.lora) return;
+  add_matrix("lora_A.weight", l.lora->A, 1);
+  add_matrix("lora_B.weight", l.lora->B, out.size());
 }
 void StateWalk::add_norm(AxisSpec& axis, std::optional<NamedArray>& weight,
                          std::optional<NamedArray>& bias) {

@@ -69,9 +69,9 @@ NamedArray Linear::operator()(Arr x) const {
       fail("linear", "the input {} already has the output axis {}; rename it first", shown, a.name);
   auto y = dot(x, weight, In.axes());
   if (bias) y = y + *bias;
-  if (!lora_A || !lora_B) return y;
-  auto low = dot(x, lora_A->weight, In.axes());
-  return y + astype(dot(low, lora_B->weight, lora_B->In.axes()) * lora_scale, y.dtype());
+  if (!lora) return y;
+  auto low = dot(x, lora->A, In.axes());
+  return y + astype(dot(low, lora->B, "lora_rank") * lora->scale, y.dtype());
 }
 
 // Returns a norm with a weight of ones and a bias of zeros, as the options request.

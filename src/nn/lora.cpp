@@ -41,17 +41,15 @@ std::string listed(const std::vector<NamedLinear>& layers) {
 
 void add_adapter(Linear& l, const std::string& path, std::int64_t rank, const Key& key,
                  const LoraOptions& options) {
-  if (l.lora_A || l.lora_B)
-    fail("with_lora", "layer {} has an adapter already; call merge_lora first", path);
+  if (l.lora) fail("with_lora", "layer {} has an adapter already; call merge_lora first", path);
   const Axis Rank("lora_rank", rank);
   // Axes of layers, in a Stacked.
   const auto outer = without_axes(l.weight.axes(), concat_axes(l.In.axes(), l.Out.axes()));
   const double limit = 1 / std::sqrt(double(axis_size(l.In)));
   auto a = concat_axes(concat_axes(outer, {Rank}), l.In.axes()),
        b = concat_axes(concat_axes(outer, l.Out.axes()), {Rank});
-  l.lora_A = LoraMatrix{random::uniform(key, a) * (2 * limit) - limit, l.In, {Rank}};
-  l.lora_B = LoraMatrix{zeros(b), {Rank}, l.Out};
-  l.lora_scale = options.alpha ? *options.alpha / double(rank) : 1;
+  l.lora = Lora{random::uniform(key, a) * (2 * limit) - limit, zeros(b),
+                options.alpha ? *options.alpha / double(rank) : 1};
 }
 
 }  // namespace
@@ -74,10 +72,10 @@ void add_lora(const std::vector<NamedLinear>& layers, const std::vector<std::str
 }
 
 void merge_lora(Linear& l) {
-  if (!l.lora_A || !l.lora_B) return;
-  auto product = dot(l.lora_B->weight, l.lora_A->weight, l.lora_B->In.axes()) * l.lora_scale;
+  if (!l.lora) return;
+  auto product = dot(l.lora->B, l.lora->A, "lora_rank") * l.lora->scale;
   l.weight = astype(l.weight + rearrange(product, l.weight.axes()), l.weight.dtype());
-  l.lora_A = l.lora_B = std::nullopt;
+  l.lora = std::nullopt;
 }
 
 }  // namespace haliax::nn::detail

@@ -39,11 +39,9 @@ TEST_CASE("lora: adapters change no result at first, train alone, and merge into
   const auto model = Model::init(random::key(0));
   auto x = random::normal(random::key(1), {Batch, Embed});
   auto tuned = nn::with_lora(model, {"q_proj", "blocks.*t"}, 2, random::key(2), {.alpha = 8});
-  CHECK(tuned.blocks.stacked.q_proj.lora_A->weight.axes() ==
-        Axes{Layers, Axis("lora_rank", 2), Embed});
-  CHECK(tuned.blocks.stacked.out.lora_B->weight.axes() ==
-        Axes{Layers, Embed, Axis("lora_rank", 2)});
-  CHECK(!tuned.head.lora_A);
+  CHECK(tuned.blocks.stacked.q_proj.lora->A.axes() == Axes{Layers, Axis("lora_rank", 2), Embed});
+  CHECK(tuned.blocks.stacked.out.lora->B.axes() == Axes{Layers, Embed, Axis("lora_rank", 2)});
+  CHECK(!tuned.head.lora);
   CHECK(difference(tuned(x), model(x)) == 0);
 
   auto loss = [&](const Model& m) { return mean(square(m(x) - 1.)); };
@@ -59,7 +57,7 @@ TEST_CASE("lora: adapters change no result at first, train alone, and merge into
   CHECK(difference(tuned.blocks.stacked.q_proj.weight, model.blocks.stacked.q_proj.weight) == 0);
 
   auto merged = nn::merge_lora(tuned);
-  CHECK(!merged.blocks.stacked.q_proj.lora_A);
+  CHECK(!merged.blocks.stacked.q_proj.lora);
   CHECK(difference(merged(x), tuned(x)) < 1e-6);
   CHECK(difference(nn::without_lora(tuned)(x), model(x)) == 0);
 
@@ -79,8 +77,7 @@ TEST_CASE("lora: adapters are saved under the names of PEFT, one matrix per laye
   CHECK(file.at("base_model.model.blocks.0.q_proj.lora_B.weight").shape == Sizes{6, 2});
   auto empty = nn::with_lora(Model::init(random::key(0)), {"q_proj"}, 2, random::key(5));
   auto loaded = from_state_dict(file, filter(empty, "lora"), {.prefix = "base_model.model"});
-  CHECK(array_equal(loaded.blocks.stacked.q_proj.lora_B->weight,
-                    tuned.blocks.stacked.q_proj.lora_B->weight));
+  CHECK(array_equal(loaded.blocks.stacked.q_proj.lora->B, tuned.blocks.stacked.q_proj.lora->B));
 }
 
 TEST_CASE("lora: layers that do not exist, or have an adapter, raise") {
