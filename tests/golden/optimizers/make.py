@@ -1,6 +1,6 @@
-"""Writes optimizers.safetensors: results of Optax, to test the optimizers and the schedules.
+"""Writes results.safetensors: results of Optax, to test the optimizers and the schedules.
 
-  python3 tests/golden/optimizers.py       needs the packages jax and optax
+  python3 tests/golden/optimizers/make.py       needs the packages jax and optax
 
 A run starts at the parameters `start` and takes 20 steps. The gradient of parameter p, whose
 elements are numbered from 0 in row-major order, at step t is cos(0.7 * number + t) + 0.1 * p.
@@ -146,7 +146,7 @@ def main():
     for name, schedule in SCHEDULES.items():
         values = [float(schedule(jnp.asarray(count, jnp.int32))) for count in COUNTS]
         tensors[f"schedule/{name}"] = np.asarray(values, np.float32)
-    path = pathlib.Path(__file__).with_suffix(".safetensors")
+    path = pathlib.Path(__file__).with_name("results.safetensors")
     write(path, dict(sorted(tensors.items())))
     print(f"{path.name}: {len(tensors)} tensors, optax {optax.__version__}, jax {jax.__version__}")
 
