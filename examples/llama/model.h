@@ -1,7 +1,7 @@
-// A Llama of the layers of examples/models/llama.h, whose hidden states may be sharded between
-// layers.
+// A Llama: rotary positions, grouped heads that share keys, RmsNorm, SwiGLU.
 #pragma once
-#include "../models/llama.h"
+#include <cmath>
+
 #include "haliax/haliax.h"
 
 namespace llama {
@@ -33,33 +33,77 @@ struct Config {
   double rotary_base = 10000;
   Stream stream = {};
   bool operator==(const Config&) const = default;
-
-  models::LlamaConfig sizes() const {
-    return {.vocab_size = Vocab.size,
-            .hidden_size = Embed.size,
-            .intermediate_size = Mlp.size,
-            .num_hidden_layers = Layers.size,
-            .num_attention_heads = KvHeads.size * Group.size,
-            .num_key_value_heads = KvHeads.size,
-            .head_dim = HeadSize.size,
-            .rope_theta = rotary_base,
-            .initializer_range = 0};
-  }
 };
 
-// A layer of models/llama.h, with the sharding of the hidden states inside of it.
-struct Block {
-  models::LlamaDecoderLayer layer;
-  Stream stream;
+// Rotates each pair of features by an angle proportional to the position. x (..., pos, head_size)
+// -> the same axes
+inline NamedArray rotary(const Config& c, const NamedArray& x) {
+  Axis Half("half", c.HeadSize.size / 2);
+  auto speed = exp(arange(Half) * (-std::log(c.rotary_base) / double(Half.size)));
+  auto angle = broadcast_axis(arange(c.Pos), Half) * speed;  // (half, pos)
+  auto pair = unbind(unflatten_axis(x, "head_size", {Axis("pair", 2), Half}), "pair");
+  auto turned = stack("pair", {pair[0] * cos(angle) - pair[1] * sin(angle),
+                               pair[1] * cos(angle) + pair[0] * sin(angle)});
+  return flatten_axes(turned, {"pair", "half"}, "head_size").astype(x.dtype());
+}
 
-  static Block init(const Config& c, const Key& k) {
-    return {models::LlamaDecoderLayer::init(c.sizes(), k), c.stream};
+struct Attention {
+  Config config;
+  nn::Linear query, key, value, out;
+
+  static Attention init(const Config& c, const Key& k) {
+    auto [k_query, k_key, k_value, k_out] = random::split<4>(k);
+    nn::LinearOptions plain{.use_bias = false};
+    return {.config = c,
+            .query = nn::Linear::init(c.Embed, {c.KvHeads, c.Group, c.HeadSize}, k_query, plain),
+            .key = nn::Linear::init(c.Embed, {c.KvHeads, c.HeadSize}, k_key, plain),
+            .value = nn::Linear::init(c.Embed, {c.KvHeads, c.HeadSize}, k_value, plain),
+            .out = nn::Linear::init({c.KvHeads, c.Group, c.HeadSize}, c.Embed, k_out, plain)};
   }
   // x (..., pos, embed) -> (..., pos, embed)
   NamedArray operator()(const NamedArray& x) const {
-    auto& [before_attention, attention, before_mlp, mlp] = layer;
-    auto h = x + stream.between_layers(attention(stream.into_layer(before_attention(x))));
-    return stream.between_layers(h + stream.between_layers(mlp(stream.into_layer(before_mlp(h)))));
+    auto KPos = config.Pos.alias("key_pos");
+    auto q = rotary(config, query(x)), k = rename(rotary(config, key(x)), "pos", "key_pos");
+    auto v = rename(value(x), "pos", "key_pos");
+    return out(nn::dot_product_attention(KPos, "head_size", q, k, v,
+                                         {.mask = nn::causal_mask(config.Pos, KPos)}));
+  }
+};
+
+struct SwiGlu {
+  nn::Linear gate, up, down;
+
+  static SwiGlu init(const Config& c, const Key& k) {
+    auto [k_gate, k_up, k_down] = random::split<3>(k);
+    nn::LinearOptions plain{.use_bias = false};
+    return {.gate = nn::Linear::init(c.Embed, c.Mlp, k_gate, plain),
+            .up = nn::Linear::init(c.Embed, c.Mlp, k_up, plain),
+            .down = nn::Linear::init(c.Mlp, c.Embed, k_down, plain)};
+  }
+  // Saves gate and up for the gradient, and recomputes their elementwise product, which is as large
+  // as one of them.
+  NamedArray operator()(const NamedArray& x) const {
+    auto gated = [this](const NamedArray& g, const NamedArray& u) { return down(nn::silu(g) * u); };
+    return checkpoint(gated)(gate(x), up(x));
+  }
+};
+
+struct Block {
+  nn::RmsNorm before_attention, before_mlp;
+  Attention attention;
+  SwiGlu mlp;
+
+  static Block init(const Config& c, const Key& k) {
+    auto [k_attention, k_mlp] = random::split<2>(k);
+    return {.before_attention = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
+            .before_mlp = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
+            .attention = Attention::init(c, k_attention),
+            .mlp = SwiGlu::init(c, k_mlp)};
+  }
+  NamedArray operator()(const NamedArray& x) const {
+    auto& s = attention.config.stream;
+    auto h = x + s.between_layers(attention(s.into_layer(before_attention(x))));
+    return s.between_layers(h + s.between_layers(mlp(s.into_layer(before_mlp(h)))));
   }
 };
 
@@ -72,13 +116,12 @@ struct Llama {
 
   static Llama init(const Config& c, const Key& k) {
     auto [k_tokens, k_blocks, k_head] = random::split<3>(k);
-    auto sizes = c.sizes();
     auto block = [c](const Key& of_layer) { return Block::init(c, of_layer); };
     return {.stream = c.stream,
             .tokens = nn::Embedding::init(c.Vocab, c.Embed, k_tokens),
             .blocks = nn::Stacked<Block>::init(c.Layers, block, random::split(k_blocks, c.Layers)),
-            .norm = nn::RmsNorm::init(c.Embed, sizes.norm()),
-            .head = sizes.linear(c.Embed, c.Vocab, k_head)};
+            .norm = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
+            .head = nn::Linear::init(c.Embed, c.Vocab, k_head, {.use_bias = false})};
   }
   // ids (..., pos) -> logits (..., pos, vocab)
   NamedArray operator()(const NamedArray& ids) const {
