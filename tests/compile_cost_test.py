@@ -83,7 +83,7 @@ class CompileCost(unittest.TestCase):
     def test_the_umbrella_header_costs_less_than_twice_its_standard_headers(self):
         ratio = self.megabytes('#include "haliax/haliax.h"\n') / self.megabytes(STANDARD_HEADERS)
         self.assertLess(
-            ratio, 1.79,
+            ratio, 1.99,
             "haliax.h is more expensive; clang++ -ftime-trace shows its instantiations")
 
     def test_a_llama_compiles_in_three_seconds(self):

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "haliax/conv.h"
 #include "haliax/haliax.h"
 
 namespace models {

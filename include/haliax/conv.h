@@ -25,9 +25,9 @@ class PerAxis {
  public:
   static constexpr bool is_static = true;  ///< a field of a module is static
   /// Uses one integer for all axes.
-  PerAxis(std::int64_t all = 1) : values_{all}, same_(true) {}
+  PerAxis(std::int64_t all = 1);
   /// Lists an integer for each axis.
-  PerAxis(std::initializer_list<std::int64_t> each) : values_(each) {}
+  PerAxis(std::initializer_list<std::int64_t> each);
   /// Lists an integer for each axis.
   PerAxis(std::vector<std::int64_t> each) : values_(std::move(each)) {}
   /// Returns one integer per axis. Raises if a list has another length.
@@ -35,7 +35,7 @@ class PerAxis {
   /// @param arg    name of the argument in the error message
   /// @param count  number of spatial axes
   std::vector<std::int64_t> of(const char* op, const char* arg, std::size_t count) const;
-  friend bool operator==(const PerAxis&, const PerAxis&) = default;
+  friend bool operator==(const PerAxis& a, const PerAxis& b);
 
  private:
   std::vector<std::int64_t> values_;
@@ -56,17 +56,17 @@ class Padding {
   /// A number of positions before, and a number after an axis.
   using Pair = std::pair<std::int64_t, std::int64_t>;
   /// Pads all axes by the same number.
-  Padding(std::int64_t all = 0) : each_{{all, all}}, same_(true) {}
+  Padding(std::int64_t all = 0);
   Padding(int all) : Padding(std::int64_t(all)) {}
   /// Selects `"VALID"` or `"SAME"`, in upper or lower case.
   /// @throws haliax::Error if the name is another one
   Padding(const char* name, SourceLocation at = SourceLocation::current());
   Padding(std::string_view name, SourceLocation at = SourceLocation::current());
   /// Pads each axis by its number, before and after.
-  Padding(const PerAxis& each) : per_axis_(each) {}
+  Padding(const PerAxis& each);
   /// Pads each axis by a pair.
-  Padding(std::initializer_list<Pair> each) : each_(each) {}
-  Padding(std::vector<Pair> each) : each_(std::move(each)) {}
+  Padding(std::initializer_list<Pair> each);
+  Padding(std::vector<Pair> each);
   /// Returns one pair per axis.
   /// @param op       name of the op in error messages
   /// @param sizes    sizes of the spatial axes
@@ -77,7 +77,7 @@ class Padding {
                        const std::vector<std::int64_t>& strides) const;
   /// Returns true for `"SAME"`.
   bool is_same() const { return name_same_; }
-  friend bool operator==(const Padding&, const Padding&) = default;
+  friend bool operator==(const Padding& a, const Padding& b);
 
  private:
   std::vector<Pair> each_;

@@ -1,5 +1,6 @@
 // Includes the library, except for the headers that a program includes by name: checkpoint.h,
-// data.h, dlpack.h, eigen.h, fmt.h, profile.h, state_dict.h and view.h.
+// conv.h, data.h, dlpack.h, eigen.h, fmt.h, huggingface.h, optimizers.h, profile.h, state_dict.h,
+// tokenizer.h and view.h.
 #pragma once
 // First: most compile errors are about tree.h, and compilers list each header that leads to it.
 #include "haliax/tree.h"
@@ -9,7 +10,6 @@
 #include "haliax/axis.h"
 #include "haliax/chunked.h"
 #include "haliax/control.h"
-#include "haliax/conv.h"
 #include "haliax/custom_op.h"
 #include "haliax/debug.h"
 #include "haliax/dtype.h"
@@ -22,7 +22,6 @@
 #include "haliax/nn.h"
 #include "haliax/ops.h"
 #include "haliax/optim.h"
-#include "haliax/optimizers.h"
 #include "haliax/policy.h"
 #include "haliax/random.h"
 #include "haliax/ranks.h"

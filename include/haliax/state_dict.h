@@ -16,6 +16,9 @@ namespace [[gnu::visibility("default")]] haliax {
 
 namespace detail {
 struct StateWalk;
+template <class T> void add_state_field(StateWalk&, std::string_view name, T& field);
+template <class Tree, class Load>
+void add_converted_state(StateWalk&, std::string_view name, Tree stored, Load load);
 // A tree that is computed from a module for a checkpoint.
 struct StateConversion {
   virtual ~StateConversion() = default;
@@ -93,7 +96,9 @@ class StateFields {
   /// Adds a field that is stored as it would be without `state_fields`.
   /// @param name   name in the checkpoint; empty: no level of its own
   /// @param field  array, module or any other tree
-  template <class T> void field(std::string_view name, T& field);
+  template <class T> void field(std::string_view name, T& field) {
+    detail::add_state_field(walk_, name, field);
+  }
   /// Adds an array with another layout. Data is only moved: it is read in place, without a copy of
   /// the array in the layout of the file.
   /// @param name   name in the checkpoint, with one `{}` for each axis of `as.split`
@@ -113,7 +118,9 @@ class StateFields {
   ///       q = parts[0];
   ///       k = parts[1];
   ///     });
-  template <class Tree, class Load> void converted(std::string_view name, Tree stored, Load load);
+  template <class Tree, class Load> void converted(std::string_view name, Tree stored, Load load) {
+    detail::add_converted_state(walk_, name, std::move(stored), std::move(load));
+  }
 
  private:
   detail::StateWalk& walk_;
@@ -287,22 +294,19 @@ void unflatten_modules(const FlatModules&, const FlatModules& like, SourceLocati
 TensorFile save_state(std::vector<StateEntry>, const ToStateOptions&);
 void load_state(const std::vector<StateEntry>&, const TensorFile&, const StateOptions&);
 
-}  // namespace detail
-
-/// Adds a field; see the declaration.
-template <class T> void StateFields::field(std::string_view name, T& field) {
-  walk_.at_name(name, &detail::collect_state<T>, &field);
+template <class T> void add_state_field(StateWalk& walk, std::string_view name, T& field) {
+  walk.at_name(name, &collect_state<T>, &field);
 }
-/// Adds a computed tree; see the declaration.
 template <class Tree, class Load>
-void StateFields::converted(std::string_view name, Tree stored, Load load) {
-  Tree tree = tree_map([&](const NamedArray& a) { return walk_.layers_first(a); }, stored);
-  auto owner =
-      std::make_shared<detail::StateConversionOf<Tree, Load>>(std::move(tree), std::move(load));
-  owner->outer = std::exchange(walk_.conversion, owner);
-  walk_.at_name(name, &detail::collect_state<Tree>, &owner->tree);
-  walk_.conversion = owner->outer;
+void add_converted_state(StateWalk& walk, std::string_view name, Tree stored, Load load) {
+  Tree tree = tree_map([&](const NamedArray& a) { return walk.layers_first(a); }, stored);
+  auto owner = std::make_shared<StateConversionOf<Tree, Load>>(std::move(tree), std::move(load));
+  owner->outer = std::exchange(walk.conversion, owner);
+  walk.at_name(name, &collect_state<Tree>, &owner->tree);
+  walk.conversion = owner->outer;
 }
+
+}  // namespace detail
 
 /// Returns the arrays of a model with their names and shapes. The entries point into the model.
 /// @param model    model, or any tree of named fields

@@ -229,6 +229,14 @@ struct Walk {
   int frozen_depth = 0;           ///< number of `Frozen` around it
   std::vector<Axis> layers_here;  ///< with modules: the layer axes around it
 
+  /// Adds a field `bool inference`.
+  void inference_flag(bool& flag);
+  /// Adds the weight of a layer.
+  void matrix(const NamedArray& weight, const AxisSpec& In, const AxisSpec& Out);
+  /// Enters layers with this axis.
+  void begin_layers(const Axis& axis);
+  /// Leaves the innermost layers.
+  void end_layers();
   /// Adds an array.
   void leaf(NamedArray& array);
   /// Traverses the fields of a struct, or of a tuple if `names` is null.
@@ -294,14 +302,14 @@ template <class T> void visit(Walk& w, void* address) {
       if constexpr (requires(M & m) {
                       { m.inference } -> std::same_as<bool&>;
                     })
-        w.inference.push_back(&static_cast<M*>(address)->inference);
+        w.inference_flag(static_cast<M*>(address)->inference);
       if constexpr (requires(M & m) {
                       { m.weight } -> std::same_as<NamedArray&>;
                       { m.In } -> std::same_as<AxisSpec&>;
                       { m.Out } -> std::same_as<AxisSpec&>;
                     })
-        w.matrices.push_back({&node.weight, node.In, node.Out});
-      if constexpr (requires { requires M::is_stacked; }) w.layers_here.push_back(node.Layers);
+        w.matrix(node.weight, node.In, node.Out);
+      if constexpr (requires { requires M::is_stacked; }) w.begin_layers(node.Layers);
     }
   }
   auto erase = [](const void* p) { return const_cast<void*>(p); };
@@ -366,7 +374,7 @@ template <class T> void visit(Walk& w, void* address) {
     reflect::refuse<kind, std::remove_const_t<T>>();
   }
   if constexpr (requires { requires T::is_stacked; })
-    if (w.with_modules) w.layers_here.pop_back();
+    if (w.with_modules) w.end_layers();
 }
 
 /// Adds the contents of `tree` to `w`.

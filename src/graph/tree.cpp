@@ -75,6 +75,13 @@ void Walk::leaf(NamedArray& a) {
   if (with_modules) layers.push_back(layers_here);
 }
 
+void Walk::inference_flag(bool& flag) { inference.push_back(&flag); }
+void Walk::matrix(const NamedArray& weight, const AxisSpec& In, const AxisSpec& Out) {
+  matrices.push_back({&weight, In, Out});
+}
+void Walk::begin_layers(const Axis& axis) { layers_here.push_back(axis); }
+void Walk::end_layers() { layers_here.pop_back(); }
+
 bool Walk::module(void* node, void (*type)(Walk&, void*)) {
   if (std::find(collected.begin(), collected.end(), type) == collected.end()) return false;
   modules.push_back({path, node, type});

@@ -180,6 +180,20 @@ Parameters initialized(const char* op, const Names& Spatial, const Axis& In, con
 
 }  // namespace
 
+PerAxis::PerAxis(std::int64_t all) : values_{all}, same_(true) {}
+PerAxis::PerAxis(std::initializer_list<std::int64_t> each) : values_(each) {}
+bool operator==(const PerAxis& a, const PerAxis& b) {
+  return a.values_ == b.values_ && a.same_ == b.same_;
+}
+Padding::Padding(std::int64_t all) : each_{{all, all}}, same_(true) {}
+Padding::Padding(const PerAxis& each) : per_axis_(each) {}
+Padding::Padding(std::initializer_list<Pair> each) : each_(each) {}
+Padding::Padding(std::vector<Pair> each) : each_(std::move(each)) {}
+bool operator==(const Padding& a, const Padding& b) {
+  return a.each_ == b.each_ && a.per_axis_ == b.per_axis_ && a.same_ == b.same_ &&
+         a.name_same_ == b.name_same_;
+}
+
 std::vector<std::int64_t> PerAxis::of(const char* op, const char* arg, std::size_t count) const {
   if (same_) return std::vector<std::int64_t>(count, values_[0]);
   if (values_.size() != count)

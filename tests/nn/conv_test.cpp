@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "haliax/conv.h"
 #include "haliax/haliax.h"
 #include "support/near.h"
 #include "support/raises.h"

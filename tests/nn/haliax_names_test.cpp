@@ -4,6 +4,7 @@
 
 #include <haliax/haliax.h>
 
+#include "haliax/optimizers.h"
 #include "support/near.h"
 
 using namespace haliax;

@@ -1,11 +1,12 @@
 // Compares optimizers and schedules with the results of Optax in
-// tests/golden/optimizers.safetensors, which tests/golden/optimizers.py writes.
+// tests/golden/optimizers, which make.py there writes.
 #include <doctest/doctest.h>
 
 #include <limits>
 #include <span>
 
 #include "haliax/haliax.h"
+#include "haliax/optimizers.h"
 #include "support/golden_dir.h"
 #include "support/near.h"
 #include "support/raises.h"
@@ -15,7 +16,7 @@ using namespace haliax;
 namespace {
 
 const TensorFile& recorded() {
-  static const TensorFile file = read_safetensors(golden_dir() + "/optimizers.safetensors");
+  static const TensorFile file = read_safetensors(golden_dir() + "/optimizers/results.safetensors");
   return file;
 }
 NamedArray values_of(const std::string& name, const AxisSpec& axes) {

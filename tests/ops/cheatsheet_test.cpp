@@ -9,6 +9,7 @@
 #include <haliax/haliax.h>
 #include <haliax/state_dict.h>
 
+#include "haliax/conv.h"
 #include "support/devices.h"
 #include "support/near.h"
 using namespace haliax;
