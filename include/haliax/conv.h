@@ -42,6 +42,9 @@ class PerAxis {
   bool same_ = false;
 };
 
+/// Returns true if both list the same integers.
+bool operator==(const PerAxis& a, const PerAxis& b);
+
 /// Positions that are added before and after each spatial axis:
 ///
 /// - `"VALID"`: none
@@ -84,6 +87,9 @@ class Padding {
   std::optional<PerAxis> per_axis_;
   bool same_ = false, name_same_ = false;
 };
+
+/// Returns true if both pad equally.
+bool operator==(const Padding& a, const Padding& b);
 
 /// Options of `Conv::init`.
 struct ConvOptions {
