@@ -149,8 +149,7 @@ namespace debug {
 /// Reads the values, except inside of a traced function. Arrays of integers and `Frozen` arrays
 /// need no gradient.
 ///
-/// @param model      tree
-/// @param gradients  tree of the same structure
+/// @param model  tree; the gradients are a tree of the same structure
 /// @throws haliax::Error if the structures differ
 template <class T>
 ModuleProblems module_problems(const T& model, SourceLocation at = SourceLocation::current()) {

@@ -344,7 +344,6 @@ Axis round_axis_for_partitioning(const Axis& axis, const Mapping& mapping,
 ///
 /// @param x        array; `shard.h` has overloads for trees
 /// @param mapping  default: the mapping in scope. Without one, `x` is returned unchanged.
-/// @param mesh     default: the mesh in scope
 /// @throws haliax::Error if two axes of `x` are on one mesh axis, if the mesh lacks a mesh axis of
 ///     the mapping, or, outside of traced functions, if the mesh has more devices than there are.
 ///     Also inside of a traced function on another mesh than `mesh`.
