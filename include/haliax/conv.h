@@ -149,9 +149,9 @@ struct ConvTransposeOptions {
   std::int64_t groups = 1;     ///< Number of groups; each one connects its own channels only.
   bool use_bias = true;        ///< Adds a bias.
 };
-/// A transposed convolution, which enlarges spatial axes: a convolution over the input with `stride
-/// - 1` zeros between its positions. The zeros are not materialized. As in Haliax, the weight is
-/// not flipped, so the layer is the gradient of a `Conv` with a flipped weight.
+/// A transposed convolution, which enlarges spatial axes. It is a convolution over the input, with
+/// zeros between its positions: `stride - 1` of them. The zeros are not materialized. As in Haliax,
+/// the weight is not flipped, so the layer is the gradient of a `Conv` with a flipped weight.
 ///
 /// Along a spatial axis of size `n`, the result has `(n - 1) * stride - padding + dilation *
 /// (kernel_size - 1) + output_padding + 1` positions, where `padding` counts both sides.
