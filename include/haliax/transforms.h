@@ -69,12 +69,11 @@ struct ScanCheckpointPolicy {
 /// The policy for the residuals of a loop: save them, or recompute (rematerialize) them in the
 /// backward pass.
 ///
-/// | policy | saved | recomputed |
-/// |---|---|---|
-/// | `none` (default) | the residuals of each iteration | nothing |
-/// | `carries` | the carry of each iteration, and intermediates with a name in `saved` | the rest
-/// of the body once | | `nested` | the carry of each of about sqrt(n) blocks of iterations | the
-/// body twice |
+/// - `none` (default) saves the residuals of each iteration. Nothing is recomputed.
+/// - `carries` saves the carry of each iteration, and intermediates with a name in `saved`.
+///   The rest of the body is recomputed once.
+/// - `nested` saves the carry of each of about sqrt(n) blocks of iterations. The body is recomputed
+///   twice.
 ///
 /// It converts from a name, from a bool, where `true` is `carries`, and from a
 /// `ScanCheckpointPolicy`.
