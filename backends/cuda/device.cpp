@@ -60,6 +60,9 @@ class CudaDevice final : public Device, public Measured {
   CudaDevice(const Api& api, const CudaOptions& options, const Machine& machine)
       : api_(api), options_(options), machine_(machine) {}
   const char* name() const override { return api_.name; }
+  bool supports(const Step& s) const override {
+    return s.kind != Kind::custom || s.custom.text.statements;
+  }
   std::int64_t scratch_bytes(const Step& s, int workers) const override {
     if (s.kind == Kind::collective) return collective_scratch(s.collective);
     if (s.kind == Kind::fused) return workers != kOneWorker ? fused_scratch(s.fused) : 0;

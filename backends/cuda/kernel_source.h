@@ -56,7 +56,7 @@ inline constexpr int kNestThreads = 256;  // threads per block of a nest
 inline constexpr std::int64_t kMinSharedLimit = 99 << 10;
 
 // Returns the launches of a step, in order. The result is empty for steps without elements. Raises
-// an error for steps that are not kernels: loops, collectives, custom steps. shared_limit: bytes of
+// an error for steps that are not kernels: loops, collectives. shared_limit: bytes of
 // shared memory that a block may use.
 std::vector<Launch> launches_of(const program::Step&, NestContext* = nullptr,
                                 std::int64_t shared_limit = kMinSharedLimit);

@@ -296,6 +296,40 @@ Launch product(const Contract& c, NestContext* nest) {
   return w.launch(points(all));
 }
 
+// The statements of a custom step, once per thread.
+Launch custom(const Custom& c, NestContext* nest) {
+  const auto outer = std::size_t(c.outer), inner = c.dims.size() - outer;
+  Dims dims(c.dims.begin(), c.dims.begin() + c.outer);
+  std::vector<std::string> at(inner, "0");
+  for (int d : c.text.dims) {
+    at[std::size_t(d)] = fmt::format("i{}", dims.size());
+    dims.push_back(c.dims[outer + std::size_t(d)]);
+  }
+  SourceWriter w(nest);
+  w.far = true;
+  w.open(each_point(w, points(dims)));
+  w.indices("p", dims);
+  std::vector<std::string> arrays, sizes, strides;
+  for (auto& v : c.arrays) {
+    const auto k = arrays.size();
+    const auto base = w.base(v, &v == &c.arrays.back()),
+               first = w.at(v, Dims(v.strides.begin(), v.strides.begin() + c.outer));
+    w.line(fmt::format("using S{} = {};", k, element_of(v.dtype)));
+    arrays.push_back(fmt::format("{} + ({}) * {}", base, first, bytes_of(v.dtype)));
+    std::vector<std::string> along;
+    for (std::size_t d = 0; d < inner; ++d) along.push_back(w.argument(v.strides[outer + d]));
+    strides.push_back(fmt::format("{{{}}}", fmt::join(along, ", ")));
+  }
+  for (std::size_t d = 0; d < inner; ++d) sizes.push_back(w.argument(c.dims[outer + d]));
+  w.line(fmt::format("const Word array[] = {{{}}};", fmt::join(arrays, ", ")));
+  w.line(fmt::format("const I size[] = {{{}}};", fmt::join(sizes, ", ")));
+  w.line(fmt::format("const I stride[][{}] = {{{}}};", inner, fmt::join(strides, ", ")));
+  w.line(fmt::format("const I at[] = {{{}}};", fmt::join(at, ", ")));
+  w.line(c.text.statements);
+  w.close();
+  return w.launch(points(dims));
+}
+
 }  // namespace
 
 std::vector<Launch> launches_of(const Step& s, NestContext* nest, std::int64_t shared_limit) {
@@ -330,6 +364,9 @@ std::vector<Launch> launches_of(const Step& s, NestContext* nest, std::int64_t s
       break;
     case Kind::copy:
       add(copy(s.copy, nest));
+      break;
+    case Kind::custom:
+      add(custom(s.custom, nest));
       break;
     default:
       throw Error("[cuda] this step is no kernel");

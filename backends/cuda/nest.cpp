@@ -34,7 +34,6 @@ bool is_for_kernel(Kind k) {
   switch (k) {
     case Kind::collective:
     case Kind::finish:
-    case Kind::custom:
     case Kind::host:
       return false;
     default:

@@ -137,6 +137,21 @@ program::CustomRun run_of(DType dtype) {
   }
   return run_first<DType::boolean>;
 }
+// On a GPU, a thread inserts the elements of a row into the sorted positions in memory.
+constexpr const char* kFirstText = R"(
+auto value = [&](I i) { return load<S0>(array[0], i * stride[0][0]); };
+auto position = [&](I k) { return reinterpret_cast<S1*>(array[1]) + k * stride[1][1]; };
+for (I i = 0, known = 0; i < size[0]; ++i) {
+  const auto x = value(i);
+  I k = known < size[1] ? known++ : size[1];
+  for (; k > 0; --k) {
+    const auto other = value(*position(k - 1));
+    if (is_nan(x) || !(is_nan(other) || x < other)) break;
+    if (k < size[1]) *position(k) = *position(k - 1);
+  }
+  if (k < size[1]) *position(k) = S1(i);
+}
+)";
 
 void first_lower(const Node& n, Emit& e) {
   if (n.size() == 0) return;
@@ -156,6 +171,7 @@ void first_lower(const Node& n, Emit& e) {
   s.custom.arrays.push_back(view(e.operand(0), n.in[0]->axes, 0));
   s.custom.arrays.push_back(view(e.result(), n.axes, 1));
   s.custom.run = run_of(n.in[0]->dtype);
+  s.custom.text.statements = kFirstText;
   e.push(std::move(s));
 }
 // The axis of the operand and the axis of the positions have two sizes, so they are two axes of the

@@ -1,5 +1,6 @@
 // Contractions by groups of rows, whose sizes are known only when the program runs. The step is a
-// function that runs on the host: one matmul per group, on the rows of the group.
+// function: on the host one matmul per group, on the rows of the group; on a GPU one thread per
+// element of the result.
 #include "ops/ragged.h"
 
 #include <algorithm>
@@ -129,6 +130,45 @@ program::CustomRun run_of(DType dtype, bool sums) {
   }
 }
 
+// On a GPU, negative sizes count as 0, and sizes beyond the last row are cut.
+constexpr const char* kRaggedText = R"(
+I group = 0;
+for (I first = 0; group < size[1]; ++group) {
+  const I count = load<S2>(array[2], group * stride[2][1]);
+  first += count < 0 ? 0 : count;
+  if (at[0] < first) break;
+}
+Number<S3> sum = 0;
+const I a = at[0] * stride[0][0], b = group * stride[1][1] + at[3] * stride[1][3];
+for (I k = 0; group < size[1] && k < size[2];) {
+  Number<S3> part = 0;
+  for (const I end = k + 32; k < end && k < size[2]; ++k)
+    part = kernel::fma(load<S0>(array[0], a + k * stride[0][2]),
+                       load<S1>(array[1], b + k * stride[1][2]), part);
+  sum += part;
+}
+store<S3>(array[3], at[0] * stride[3][0] + at[3] * stride[3][3], sum);
+)";
+constexpr const char* kRaggedSumsText = R"(
+I end = 0, row = 0;
+for (I group = 0; group <= at[1]; ++group) {
+  const I count = load<S2>(array[2], group * stride[2][1]);
+  row = end;
+  end += count < 0 ? 0 : count;
+}
+if (end > size[0]) end = size[0];
+Number<S3> sum = 0;
+const I a = at[2] * stride[0][2], b = at[3] * stride[1][3];
+while (row < end) {
+  Number<S3> part = 0;
+  for (const I last = row + 32; row < last && row < end; ++row)
+    part = kernel::fma(load<S0>(array[0], a + row * stride[0][0]),
+                       load<S1>(array[1], b + row * stride[1][0]), part);
+  sum += part;
+}
+store<S3>(array[3], at[1] * stride[3][1] + at[2] * stride[3][2] + at[3] * stride[3][3], sum);
+)";
+
 // ---- the ops ----
 Axis ragged_axis(const Node& n, Name name) {
   if (auto* mine = find(n, name)) return *mine;
@@ -182,7 +222,10 @@ void ragged_lower(const Node& n, Emit& e) {
   for (auto& v : s.custom.arrays)
     v.strides.insert(v.strides.begin() + at, v.strides.back() * s.custom.dims.back());
   s.custom.outer = int(batch.size()) + 1;
-  s.custom.run = run_of(n.dtype, n.op == &kRaggedSums);
+  const bool sums = n.op == &kRaggedSums;
+  s.custom.run = run_of(n.dtype, sums);
+  s.custom.text = sums ? program::CustomText{kRaggedSumsText, {kGroups, kInner, kColumns}}
+                       : program::CustomText{kRaggedText, {kRows, kColumns}};
   e.push(std::move(s));
 }
 Nodes ragged_grad(G o, G g) {

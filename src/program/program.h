@@ -220,11 +220,24 @@ struct Conditional {
 // 1), and the strides of each array along them. See program/custom.h.
 using CustomRun = void (*)(void* const* data, const std::int64_t* sizes,
                            const std::int64_t* const* strides) noexcept;
+// The same function for GPUs: statements of CUDA C++ that compute one element of the result. They
+// run once per position of the outer dims and of the inner dims `dims`, concurrently, and use
+//   Word array[k]        the address of the first element of array k at this outer position
+//   I size[d]            the size of inner dim d
+//   I stride[k][d]       the stride of array k along inner dim d, in elements
+//   I at[d]              the position along inner dim d; 0 if d is not in `dims`
+//   S0, S1, ...          the element types of the arrays
+// and the functions of backends/cuda/device/kernel.h.
+struct CustomText {
+  const char* statements = nullptr;  // null: only the host runs the step
+  std::vector<int> dims;
+};
 struct Custom {
   Dims dims;
   int outer = 0;
   std::vector<View> arrays;  // the operands, then the result, which shares no memory with them
   CustomRun run = nullptr;
+  CustomText text = {};
 };
 // An action of the host on values, such as printing them. An exception ends the run of the program.
 struct HostCall {
