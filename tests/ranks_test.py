@@ -63,6 +63,15 @@ class Ranks(unittest.TestCase):
                 self.assertEqual(status, 0, output)
                 self.assertEqual(output.count(": 0 wrong"), count, output)
 
+    def test_experts_receive_the_rows_of_threads(self):
+        for backend, count, devices in (("cpu", 2, 1), ("cpu", 4, 1), ("cpu", 2, 2),
+                                        ("cuda-sim", 2, 1)):
+            with self.subTest(backend=backend, ranks=count, devices=devices):
+                status, output, _ = run(count, "experts", HALIAX_DEVICES=str(devices),
+                                        HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
+                self.assertEqual(status, 0, output)
+                self.assertEqual(output.count(": 0 wrong"), count, output)
+
     def test_arrays_in_parts(self):
         status, output, _ = run(3, "arrays")
         self.assertEqual(status, 0, output)

@@ -15,16 +15,16 @@ namespace [[gnu::visibility("default")]] haliax {
 /// The first `group_sizes[0]` rows of `x` are multiplied by `weight[0]`, the next `group_sizes[1]`
 /// rows by `weight[1]`, and so on. The sizes may depend on data: only the rows of a group are
 /// multiplied by its weight, and no array over groups and rows is materialized. Rows after the last
-/// group are 0. Both operands have gradients. 16-bit floats accumulate in `f32`.
+/// group are 0. Both operands have gradients. 16-bit floats accumulate in `f32`. Axes that `x` and
+/// `group_sizes` share are batch axes: each position has rows and groups of its own.
 ///
-/// @param x            `(rows, axis...)`
-/// @param weight       `(groups, axis..., columns...)`, in any order
-/// @param group_sizes  integers `(groups)`: the number of rows of each group
-/// @param axis         contracted axes, which both arrays have
-/// @return `(rows, columns...)`, with the promoted dtype
-/// @throws haliax::Error if `x` has other axes than one axis of rows and `axis`, or if sizes are
-///     negative or exceed the number of rows. Sizes that depend on data are checked when the
-///     program runs.
+/// @param x            `(batch..., rows, axis...)`
+/// @param weight       `(groups, axis..., columns...)`, in any order; it may have batch axes
+/// @param group_sizes  integers `(batch..., groups)`: the number of rows of each group
+/// @param axis         contracted axes, which `x` and the weight have
+/// @return `(batch..., rows, columns...)`, with the promoted dtype
+/// @throws haliax::Error if `x` has more than one axis of rows, or if sizes are negative or exceed
+///     the number of rows. Sizes that depend on data are checked when the program runs.
 ///
 ///     ragged_dot(tokens, experts, sizes, "embed");  // (token, embed), (expert, embed, mlp)
 ///                                                   // -> (token, mlp)

@@ -257,9 +257,11 @@ class ThreadCommunicator final : public program::Communicator {
       while (sends[at].device != device_) ++at;
       auto& sent = sends[at++];
       auto theirs = std::size_t(sent.array), mine = std::size_t(got.array);
-      copy_patch(box_patch(from.x[theirs], from.how->x[theirs], sent.start, got.dims, &sent.step),
-                 box_patch(out[mine], c.out[mine], got.start, got.dims, nullptr));
-      if (!own) exchanged += program::points(got.dims) * bytes_of(c.out[mine].view.dtype);
+      const auto dims = sent_dims(*from.how, from.x, sent.start, got.dims);
+      copy_patch(box_patch(from.x[theirs], from.how->x[theirs], sent.start, dims, &sent.step),
+                 box_patch(out[mine], c.out[mine], got.start, dims, nullptr));
+      fill_rest(box_patch(out[mine], c.out[mine], got.start, got.dims, nullptr), dims);
+      if (!own) exchanged += program::points(dims) * bytes_of(c.out[mine].view.dtype);
     }
   }
   // Size in bytes from which one more barrier is faster than a full reduction on each device

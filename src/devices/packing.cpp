@@ -183,7 +183,32 @@ void fill_zeros(const Patch& p) {
   });
 }
 bool participates(const program::Collective& c, const void* const* x) {
-  return c.skip_flag == program::SkipFlag::nothing || *static_cast<const bool*>(x[c.x.size() - 1]);
+  const bool has_flag =
+      c.skip_flag == program::SkipFlag::unread || c.skip_flag == program::SkipFlag::zeros;
+  return !has_flag || *static_cast<const bool*>(x[c.x.size() - 1]);
+}
+Dims sent_dims(const program::Collective& c, const void* const* x, const Dims& start, Dims dims) {
+  if (c.skip_flag != program::SkipFlag::rows) return dims;
+  auto& counts = c.x.back();
+  const auto counted = std::ptrdiff_t(counts.dims.size());
+  auto box = box_patch(const_cast<void*>(x[c.x.size() - 1]), counts, start,
+                       Dims(dims.begin(), dims.begin() + counted), nullptr);
+  std::vector<std::int64_t> rows(std::size_t(box.count));
+  pack({box}, reinterpret_cast<std::byte*>(rows.data()));
+  const auto most = rows.empty() ? 0 : *std::max_element(rows.begin(), rows.end());
+  auto& sent = dims[std::size_t(counted)];
+  sent = std::clamp<std::int64_t>(most - start[std::size_t(counted)], 0, sent);
+  return dims;
+}
+void fill_rest(const Patch& box, const Dims& sent) {
+  for (std::size_t d = 0; d < sent.size(); ++d) {
+    if (sent[d] == box.dims[d]) continue;
+    auto rest = box;
+    rest.at += sent[d] * box.strides[d] * bytes_of(box.dtype);
+    rest.dims[d] -= sent[d];
+    rest.count = program::points(rest.dims);
+    fill_zeros(rest);
+  }
 }
 
 Patch reordered(Patch p, const std::vector<std::size_t>& order) {

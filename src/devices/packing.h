@@ -54,6 +54,12 @@ void each_block(const Patch& out, const Patches& parts, const OnBlock& f);
 void copy_patch(const Patch& from, const Patch& to);
 void fill_zeros(const Patch&);
 
+// Returns the dims of the elements that are sent of a box: with SkipFlag::rows, the rows that the
+// counts of the sender include. `x`: the arrays of the sender.
+program::Dims sent_dims(const program::Collective&, const void* const* x,
+                        const program::Dims& start, program::Dims dims);
+// Fills the elements of a box with 0 that are not in its first `sent`.
+void fill_rest(const Patch& box, const program::Dims& sent);
 // Returns the flag of this device in a collective with a program::SkipFlag: false if the device
 // reads none of the data, or sends only zeros. Returns true without a flag.
 bool participates(const program::Collective&, const void* const* x);

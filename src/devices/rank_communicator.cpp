@@ -65,6 +65,7 @@ class RankCommunicator::CollectiveRun {
     try {
       switch (how_.kind) {
         case CollectiveKind::exchange:
+          if (how_.skip_flag == SkipFlag::rows) return exchange_rows();
           return exchange(box_transfers(how_.sends, true), box_transfers(how_.receives, false));
         case CollectiveKind::all_gather:
           return move({group_.size(), full(x_, how_.x)}, blocks(out_, how_.out));
@@ -169,10 +170,57 @@ class RankCommunicator::CollectiveRun {
       for (auto& [at, patches] : got) unpack(at, *patches);
     }
   }
-  // With a skip flag, each device first sends its flag to the devices that it concerns.
+  // With a flag, each device first sends its flag to the devices that it concerns.
   void exchange(PeerPatches sends, PeerPatches receives) {
     if (how_.skip_flag != SkipFlag::nothing) skip_unneeded(sends, receives);
     move(sends, receives);
+  }
+  void exchange_rows() {
+    auto sends = how_.sends, receives = how_.receives;
+    for (auto& s : sends) s.dims = sent_dims(how_, x_.data(), s.start, s.dims);
+    exchange_counts(sends, receives);
+    for (std::size_t k = 0; k < receives.size(); ++k) {
+      auto& full = how_.receives[k];
+      const auto array = std::size_t(full.array);
+      fill_rest(box_patch(out_[array], how_.out[array], full.start, full.dims, nullptr),
+                receives[k].dims);
+    }
+    move(box_transfers(sends, true), box_transfers(receives, false));
+  }
+  // Sends the number of rows of each box to its receiver, and sets it in the receives.
+  void exchange_counts(const std::vector<program::BoxTransfer>& sends,
+                       std::vector<program::BoxTransfer>& receives) {
+    const auto rows = how_.x.back().dims.size();
+    auto of_peer = [&](auto& boxes, std::size_t g) {
+      std::vector<decltype(boxes.data())> out;
+      for (auto& b : boxes)
+        if (b.device == group_[g]) out.push_back(&b);
+      return out;
+    };
+    auto counts = [&](std::size_t n) {
+      auto& memory = staging_->emplace_back(std::make_unique<Buffer>(std::int64_t(8 * n)));
+      return reinterpret_cast<std::int64_t*>(memory->data());
+    };
+    std::vector<std::int64_t*> theirs(group_.size());
+    for (std::size_t g = 0; g < group_.size(); ++g) {
+      const auto sent = of_peer(sends, g);
+      const auto received = of_peer(receives, g);
+      auto* mine = counts(sent.size());
+      for (std::size_t k = 0; k < sent.size(); ++k) mine[k] = sent[k]->dims[rows];
+      theirs[g] = g == mine_ ? mine : counts(received.size());
+      if (g == mine_) continue;
+      auto bytes = [](auto& boxes) { return std::int64_t(8 * boxes.size()); };
+      if (!sent.empty()) post_send(g, 2, reinterpret_cast<std::byte*>(mine), bytes(sent));
+      if (!received.empty())
+        pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, 2),
+                                             reinterpret_cast<std::byte*>(theirs[g]),
+                                             bytes(received)));
+    }
+    c_.peers_.wait(pending_);
+    for (std::size_t g = 0; g < group_.size(); ++g) {
+      const auto received = of_peer(receives, g);
+      for (std::size_t k = 0; k < received.size(); ++k) received[k]->dims[rows] = theirs[g][k];
+    }
   }
   void skip_unneeded(PeerPatches& sends, PeerPatches& receives) {
     const bool mine = participates(how_, x_.data());

@@ -5,6 +5,7 @@
 
 #include "graph/fail.h"
 #include "graph/value.h"
+#include "nn/expert_parallel.h"
 #include "ops/named.h"
 #include "ops/ragged.h"
 
@@ -42,23 +43,25 @@ NamedArray ragged_dot(Arr x, Arr weight, Arr group_sizes, const AxisSelection& a
   auto inner = axes_of(op, nodes[0], axis);
   if (inner.empty() || axis.all()) fail(op, "name the contracted axes");
   if (!is_integer(sizes->dtype)) fail(op, "group_sizes: expected integers, got {}", sizes->dtype);
-  auto shown = visible(*nodes[0]), table = visible(*nodes[1]), groups = visible(*sizes);
+  auto shown = visible(*nodes[0]), table = visible(*nodes[1]), counted = visible(*sizes);
   check_sizes(op, shown, table);
-  check_sizes(op, table, groups);
+  check_sizes(op, table, counted);
+  check_sizes(op, shown, counted);
+  // Axes of x and of the sizes are batch axes.
+  auto groups = without(counted, shown), batch = without(counted, groups);
   if (groups.size() != 1)
-    fail(op, "group_sizes has the axes {}; it must have one axis, the groups", groups);
-  auto rows = without(shown, inner);
+    fail(op, "group_sizes has the axes {} in addition to those of x; it must have one, the groups",
+         groups);
+  auto rows = without(without(shown, inner), batch);
   if (rows.size() != 1)
     fail(op, "x has the axes {} in addition to {}; it must have one axis of rows", rows, inner);
   if (!has(table, groups[0].name))
     fail(op, "axis {} of group_sizes is not in the weight {}{}", groups[0].name, table,
          did_you_mean(groups[0].name, table));
-  if (has(shown, groups[0].name))
-    fail(op, "axis {} of group_sizes is also in x {}", groups[0].name, shown);
   if (has(table, rows[0].name)) fail(op, "axis {} is in x and in the weight", rows[0].name);
   for (auto& a : inner)
     if (!has(table, a.name)) fail(op, "axis {} is not in the weight {}", a.name, table);
-  auto columns = without(without(table, inner), groups);
+  auto columns = without(without(without(table, inner), groups), batch);
   auto dtype = nodes[0]->dtype, wide = is_float(dtype) ? dtype : DType::f32;
   prim::RaggedAttr r{rows[0].name, groups[0].name, {}, {}};
   const auto taken = joined(joined(nodes[0]->axes, nodes[1]->axes), groups);
@@ -110,6 +113,105 @@ MoE MoE::init(const Axis& Experts, const Axis& Embed, const Axis& Mlp, const Key
       options.activation,
       options.normalize};
 }
+
+namespace {
+
+// The experts of each token, and the pairs of a token and a choice sorted by expert. All arrays may
+// have batch axes.
+struct Routing {
+  Axis Token, Choice, Slot;
+  NamedArray weights;  // (token, choice)
+  NamedArray expert;   // (slot): by pair
+  NamedArray order;    // (slot): the pairs, sorted by expert
+  NamedArray sizes;    // (expert): i64, the number of pairs
+
+  Routing(const MoE& m, const NamedArray& tokens, const Axis& token)
+      : Token(token), Choice("choice of moe", m.experts_per_token),
+        Slot("slot of moe", token.size * m.experts_per_token) {
+    auto probabilities = softmax(astype(m.router(tokens), DType::f32), m.Experts);
+    auto [values, ids] = top_k(probabilities, m.Experts, Choice.size, Choice.name);
+    weights = m.normalize ? values / sum(values, Choice) : values;
+    expert = flatten_axes(ids, {Token.name, Choice.name}, Slot);
+    order = argsort(expert, Slot);
+    auto chosen = equal(broadcast_axis(expert, m.Experts), arange(m.Experts));
+    sizes = astype(sum(chosen, Slot), DType::i64);
+  }
+  // (slot): the position of each pair in the order
+  NamedArray place() const { return argsort(order, Slot); }
+  // Sums the results of the choices, (slot, embed), to (token, embed).
+  NamedArray mixed(const NamedArray& results) const {
+    return dot(unflatten_axis(results, Slot, {Token, Choice}), astype(weights, results.dtype()),
+               Choice);
+  }
+};
+// Returns the rows on their new device: `counts` is there, too.
+NamedArray arrived(const NamedArray& x, const NamedArray& counts, const Axis& rows) {
+  auto axes = counts.axes();
+  axes.push_back(rows);
+  return wrap(prim::counted_rows(prim::fit(x.node(), haliax::joined(axes, x.axes())), counts.node(),
+                                 rows.name));
+}
+NamedArray first_rows(const NamedArray& x, const NamedArray& counts, const Axis& rows) {
+  return wrap(prim::first_rows(x.node(), counts.node(), rows.name));
+}
+// Constrains x to one mapping, and its gradient to the other.
+NamedArray placed(const NamedArray& x, const Mapping& by, const Mapping& of_gradient) {
+  return wrap(prim::sharding_constraint(x.node(), std::make_shared<const Mapping>(by), "moe",
+                                        std::make_shared<const Mapping>(of_gradient)));
+}
+MoELinear on_each(const ExpertParallel& e, MoELinear l) {
+  l.weight = unflatten_axis(l.weight, l.Experts, {e.receiver, e.experts});
+  l.Experts = e.experts;
+  return l;
+}
+
+// The sender has `tokens`, (sender, token, embed). Each pair of a token and a choice is a row,
+// which the sender sends to the device of the expert. An array of rows has room for all rows of a
+// sender, but only the rows that exist are sent and multiplied.
+NamedArray exchanged(const MoE& m, const ExpertParallel& e, const NamedArray& tokens,
+                     const Axis& Token) {
+  std::optional<axis_mapping> scope;
+  scope.emplace(e.sent);
+  const Routing to(m, tokens, Token);
+  const Axis Row("row of moe", to.Slot.size), Rows("rows of moe", Row.size * e.sender.size),
+      Cell("cell of moe", Rows.size);
+  const auto row = astype(arange(Row), DType::i64);
+  // (sender, receiver, local expert), (sender, receiver): rows, and the first one in the order
+  auto by_expert = unflatten_axis(to.sizes, m.Experts, {e.receiver, e.experts});
+  auto counts = sum(by_expert, e.experts), first = cumsum(counts, e.receiver) - counts;
+  // (sender, receiver, row, embed)
+  auto slots = minimum(broadcast_axis(first, Row) + row, Row.size - 1);
+  auto pairs = take(to.order, to.Slot, slots);
+  auto rows =
+      first_rows(take(tokens, Token, floor_divide(pairs, m.experts_per_token)), counts, Row);
+
+  scope.emplace(e.received);
+  // (receiver, sender, row, embed): all to all
+  auto arriving = placed(by_expert, e.received, e.sent);
+  const auto arriving_counts = sum(arriving, e.experts);
+  auto received = arrived(placed(rows, e.received, e.sent), arriving_counts, Row);
+  // (receiver, rows): sorted by local expert. Rows that do not exist are last.
+  auto ends = cumsum(arriving, e.experts);
+  auto key = sum(less_equal(broadcast_axis(ends, Row), row), e.experts);
+  auto order = argsort(flatten_axes(key, {e.sender.name, Row.name}, Rows), Rows);
+  auto inputs = take(flatten_axes(received, {e.sender.name, Row.name}, Rows), Rows, order);
+  auto sizes = sum(arriving, e.sender);
+  const auto gate = on_each(e, m.gate), up = on_each(e, m.up), down = on_each(e, m.down);
+  auto results = down(m.activation(gate(inputs, sizes)) * up(inputs, sizes), sizes);
+  auto returned = unflatten_axis(take(results, Rows, argsort(order, Rows)), Rows, {e.sender, Row});
+  returned = first_rows(returned, arriving_counts, Row);
+
+  scope.emplace(e.sent);
+  returned = arrived(placed(returned, e.sent, e.received), counts, Row);
+  // (sender, slot): the receiver of each pair, and its row there
+  auto receiver = floor_divide(to.expert, e.experts.size);
+  auto cell = receiver * Row.size + to.place() - take(first, e.receiver, receiver);
+  auto cells = flatten_axes(returned, {e.receiver.name, Row.name}, Cell);
+  return to.mixed(take(cells, Cell, cell));
+}
+
+}  // namespace
+
 NamedArray MoE::operator()(Arr x) const {
   LayerScope scope(x, gate.weight);
   auto shown = x.axes();
@@ -117,26 +219,22 @@ NamedArray MoE::operator()(Arr x) const {
     fail("moe", "axis {} is not in the input {}{}", Embed.name, shown,
          did_you_mean(Embed.name, shown));
   const auto others = without(shown, {Embed});
-  const Axis Token("token of moe", axis_size(others));
-  NamedArray tokens =
-      others.empty() ? broadcast_axis(x, Token) : flatten_axes(x, names_of(others), Token);
-  // (token, choice): the experts of each token and their weights
-  const Name choice("choice of moe"), slot("slot of moe");
-  auto probabilities = softmax(astype(router(tokens), DType::f32), Experts);
-  auto [weights, experts] = top_k(probabilities, Experts, experts_per_token, choice);
-  if (normalize) weights = weights / sum(weights, choice);
-  const Axis Choice(choice, experts_per_token), Slot(slot, Token.size * experts_per_token);
-  // (slot): pairs of a token and a choice, sorted by expert
-  auto expert = flatten_axes(experts, {Token.name, choice}, Slot);
-  auto order = argsort(expert, Slot);
-  auto sizes = sum(equal(broadcast_axis(expert, Experts), arange(Experts)), slot);
-  auto rows = take(tokens, Token, floor_divide(order, experts_per_token));
-  auto hidden = activation(gate(rows, sizes)) * up(rows, sizes);
-  auto results = down(hidden, sizes);  // (slot, embed)
-  // (token, choice): the position of each pair in the sorted order
-  auto place = unflatten_axis(argsort(order, Slot), Slot, {Token, Choice});
-  auto mixed = dot(take(results, Slot, place), astype(weights, results.dtype()), choice);
-  auto y = others.empty() ? at(mixed, Token, 0) : unflatten_axis(mixed, Token, others);
+  NamedArray y;
+  if (auto e = expert_parallel(Experts, others, joined({Embed}, {gate.Out}))) {
+    const Axis Token("token of moe", e->local_tokens());
+    auto tokens = placed(e->split(x, others, Token), e->sent, e->sent);
+    y = constrained("moe", e->joined(exchanged(*this, *e, tokens, Token), others, Token));
+  } else {
+    const Axis Token("token of moe", axis_size(others));
+    NamedArray tokens =
+        others.empty() ? broadcast_axis(x, Token) : flatten_axes(x, names_of(others), Token);
+    const Routing to(*this, tokens, Token);
+    auto rows = take(tokens, Token, floor_divide(to.order, experts_per_token));
+    auto hidden = activation(gate(rows, to.sizes)) * up(rows, to.sizes);
+    auto results = down(hidden, to.sizes);
+    y = to.mixed(take(results, to.Slot, to.place()));
+    y = others.empty() ? at(y, Token, 0) : unflatten_axis(y, Token, others);
+  }
   return rearrange(astype(y, x.dtype()), names_of(shown));
 }
 

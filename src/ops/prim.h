@@ -163,11 +163,20 @@ extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
 // ---- wraps: nodes with the value of in[0] (wraps.cpp) ----
 // Recomputes x, once `after` has been computed.
 NodePtr barrier(const NodePtr& x, const NodePtr& after);
-// Constrains the sharding of x to the mapping. by: the op that requires it.
+// Returns x, which is 0 at the positions at or after `counts` along an axis. counts: i64, the first
+// axes of x, before the axis. Where the result is exchanged between devices, only the other
+// positions are sent.
+NodePtr counted_rows(const NodePtr& x, const NodePtr& counts, Name axis);
+// Returns counted_rows of x with 0 at these positions.
+NodePtr first_rows(const NodePtr& x, const NodePtr& counts, Name axis);
+bool counts_rows(const Node&);  // true for counted_rows; its second operand is the counts
+// Constrains the sharding of x to the mapping. by: the op that requires it. of_gradient: the
+// mapping of the gradient; null: it has no constraint.
 NodePtr sharding_constraint(const NodePtr& x, std::shared_ptr<const Mapping>,
-                            const char* by = "shard");
+                            const char* by = "shard",
+                            std::shared_ptr<const Mapping> of_gradient = nullptr);
 struct ShardingConstraint : Payload {
-  std::shared_ptr<const Mapping> mapping;
+  std::shared_ptr<const Mapping> mapping, of_gradient;
   const char* by = "";
 };
 inline const ShardingConstraint& sharding_constraint_of(const Node& n) {
@@ -185,7 +194,7 @@ NodePtr gradient_barrier(const NodePtr&);
 NodePtr checkpoint_name(const NodePtr& x, Name);
 std::optional<Name> checkpoint_name_of(const Node&);
 extern const Op kBarrier, kShardingConstraint, kTracer, kEnter, kLeave, kGradientBarrier,
-    kCheckpointName;
+    kCheckpointName, kCountedRows;
 // A wrap. Operands: value, x, e = exp(x - top), sum of e, top. Attribute: the reduced axes.
 extern const Op kLogsumexp;
 

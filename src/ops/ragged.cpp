@@ -130,7 +130,7 @@ program::CustomRun run_of(DType dtype, bool sums) {
   }
 }
 
-// On a GPU, negative sizes count as 0, and sizes beyond the last row are cut.
+// On a GPU, negative sizes count as 0, and sizes end at the last row.
 constexpr const char* kRaggedText = R"(
 I group = 0;
 for (I first = 0; group < size[1]; ++group) {

@@ -9,7 +9,10 @@ const Op kBarrier{
       return Nodes{g, nullptr};
     }};
 const Op kShardingConstraint{
-    .name = "shard", .kind = Kind::wrap, .grad = [](G, G g) { return Nodes{g}; }};
+    .name = "shard", .kind = Kind::wrap, .grad = [](G o, G g) {
+      auto& c = sharding_constraint_of(*o);
+      return Nodes{c.of_gradient ? sharding_constraint(g, c.of_gradient, c.by, c.mapping) : g};
+    }};
 const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) {
                    return Nodes{g};
                  }};
@@ -53,17 +56,38 @@ std::optional<Name> checkpoint_name_of(const Node& n) {
   if (n.op != &kCheckpointName) return {};
   return CheckpointNameAttr::of(n).name;
 }
+// The second operand is the counts.
+const Op kCountedRows{
+    .name = "counted_rows", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) {
+      return Nodes{first_rows(g, o->in[1], AlongAttr::of(*o).axis), nullptr};
+    }};
+NodePtr counted_rows(G x, G counts, Name axis) {
+  return make(kCountedRows, {x, counts}, x->axes, x->dtype, AlongAttr{axis}.attr());
+}
+// (counts, axis, rest): the rows that are sent are contiguous.
+NodePtr first_rows(G x, G counts, Name axis) {
+  auto axes = counts->axes;
+  auto rows = *find(*x, axis);
+  axes.push_back(rows);
+  auto taken = less(fit(cast(iota(rows), DType::i64), axes), fit(counts, axes));
+  axes = joined(axes, x->axes);
+  return counted_rows(select(taken, fit(x, axes), number(0, x->dtype), axes), counts, axis);
+}
+bool counts_rows(const Node& n) { return n.op == &kCountedRows; }
 NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
 NodePtr gradient_barrier(G x) { return make(kGradientBarrier, {x}, x->axes, x->dtype); }
-NodePtr sharding_constraint(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
+NodePtr sharding_constraint(G x, std::shared_ptr<const Mapping> mapping, const char* by,
+                            std::shared_ptr<const Mapping> of_gradient) {
   auto p = std::make_shared<ShardingConstraint>();
   p->mapping = std::move(mapping);
+  p->of_gradient = std::move(of_gradient);
   p->by = by;
   return make(kShardingConstraint, {x}, x->axes, x->dtype, {.payload = p});
 }
 
 namespace {
-const bool wraps_registered = register_ops({&kBarrier, &kShardingConstraint, &kTracer, &kEnter,
-                                            &kLeave, &kGradientBarrier, &kCheckpointName});
+const bool wraps_registered =
+    register_ops({&kBarrier, &kShardingConstraint, &kTracer, &kEnter, &kLeave, &kGradientBarrier,
+                  &kCheckpointName, &kCountedRows});
 }  // namespace
 }  // namespace haliax::prim

@@ -147,13 +147,22 @@ struct CollectiveCheck {
   }
   std::string skip_flag() const {
     if (c.skip_flag == program::SkipFlag::nothing) return "";
-    if (c.kind != CollectiveKind::exchange) return "it may skip transfers, but is not an exchange";
-    if (c.x.empty() || !c.x.back().dims.empty()) return "no flag follows its arrays";
-    if (auto wrong = flag_fault(c.x.back().view.dtype); !wrong.empty()) return wrong;
+    if (c.kind != CollectiveKind::exchange) return "it may skip transfers, but is no all-to-all";
+    if (c.skip_flag == program::SkipFlag::rows) {
+      if (!has_counts()) return "no counts of its rows follow its array";
+    } else {
+      if (c.x.empty() || !c.x.back().dims.empty()) return "no flag follows its arrays";
+      if (auto wrong = flag_fault(c.x.back().view.dtype); !wrong.empty()) return wrong;
+    }
     auto flag = int(c.x.size()) - 1;
     bool sent =
         std::any_of(c.sends.begin(), c.sends.end(), [&](auto& p) { return p.array == flag; });
     return sent ? "its flag is sent" : "";
+  }
+  bool has_counts() const {
+    if (c.x.size() != 2 || c.x[1].view.dtype != DType::i64) return false;
+    auto &all = c.x[0].dims, &counted = c.x[1].dims;
+    return counted.size() < all.size() && std::equal(counted.begin(), counted.end(), all.begin());
   }
   // Checks that no element is received twice.
   std::string twice() const {

@@ -16,7 +16,7 @@ const char* const kKinds[] = {"fused",       "contract", "gather",     "scatter"
                               "conditional", "custom",   "host"};
 const char* const kCollectiveKindNames[] = {"all_reduce", "reduce_scatter", "all_gather",
                                             "exchange"};
-const char* const kSkipFlagNames[] = {"", " unless unread", " unless zero"};
+const char* const kSkipFlagNames[] = {"", " unless unread", " unless zero", " unless uncounted"};
 
 std::string text(const Dims& d) { return fmt::format("[{}]", fmt::join(d, " ")); }
 std::string name(const Program& p, int slot) {

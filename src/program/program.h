@@ -175,12 +175,16 @@ struct BoxTransfer {
   int device = 0, array = 0;  // the other device; index in x (sends) or out (receives)
   Dims start, dims, step;     // in the sender's x, or in the receiver's out, where all steps are 1
 };
-// The transfers that an `exchange` may skip. Except for `nothing`, the last array of x is a flag of
-// this device (bool, without dims).
+// The transfers that an `exchange` may skip. Except for `nothing`, the last array of x is not sent.
+// It is a flag of this device (bool, without dims), or the counts of `rows`.
 enum class SkipFlag : std::uint8_t {
   nothing,
   unread,  // flag false: this device reads none of the data that it receives
   zeros,   // flag false: all data that this device sends is 0
+  // counts (i64), whose dims are the first dims of x[0]: the elements of x[0] whose position along
+  // the next dim is at or after the count are 0. A box sends as many positions as its largest
+  // count.
+  rows,
 };
 // A collective on one or more arrays, over a group of devices: those that differ only along the
 // mesh axes in `over`, in rank order. An `exchange` lists its boxes; the other kinds compute out[k]

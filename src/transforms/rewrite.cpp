@@ -247,7 +247,8 @@ Nodes strip_wraps(const Nodes& roots, bool keep_boundaries) {
   for (auto& n : all_nodes(roots)) {  // inputs first, for wraps of wraps
     bool group = n->op == &kResult && n->in[0]->op == &kCustomVjp;
     bool stays = n->op->kind != Kind::wrap || n->op == &prim::kBarrier ||
-                 n->op == &prim::kShardingConstraint || n->op == &kCustomVjp;
+                 n->op == &prim::kShardingConstraint || prim::counts_rows(*n) ||
+                 n->op == &kCustomVjp;
     if (stays && !group) continue;
     if (keep_boundaries && is_region_boundary(*n)) continue;
     to[n.get()] = substitute(group ? n->in[0]->in[result_number(*n)] : n->in[0], to);

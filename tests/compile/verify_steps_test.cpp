@@ -171,7 +171,17 @@ TEST_CASE("verify finds a step's faults: collectives") {
   other.collective.sends[0].start = other.collective.sends[0].dims = {};
   CHECK(fault(other) == "its flag is sent");
   other.collective.kind = CollectiveKind::all_gather;
-  CHECK(fault(other) == "it may skip transfers, but is not an exchange");
+  CHECK(fault(other) == "it may skip transfers, but is no all-to-all");
+  other = exchange;
+  other.collective.skip_flag = program::SkipFlag::rows;
+  CHECK(fault(other) == "no counts of its rows follow its array");
+  other.collective.x.push_back(operand({4}));
+  CHECK(fault(other) == "no counts of its rows follow its array");
+  other.collective.x.back().view.dtype = DType::i64;
+  CHECK(fault(other) == "");
+  other.collective.x.back() = operand({3});
+  other.collective.x.back().view.dtype = DType::i64;
+  CHECK(fault(other) == "no counts of its rows follow its array");
   other = exchange;
   other.collective.receives[0].array = 1;
   CHECK(fault(other) == "it has no array 1 of the received arrays");

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "devices/communicator.h"
 #include "haliax/haliax.h"
 #include "support/near.h"
 #include "support/raises.h"
@@ -80,6 +81,78 @@ TEST_CASE("MoE on a mesh equals one device, with experts or tokens sharded, and 
   }
 }
 
+TEST_CASE("MoE with sharded experts sends each row to the device of its expert, and back") {
+  const Axis Batch("batch", 8), Pos("pos", 6), Experts("expert", 8);
+  auto x = random::normal(random::key(1), {Batch, Pos, Embed}).eval();
+  auto m = nn::MoE::init(Experts, Embed, Mlp, random::key(0));
+  auto all_to_one = m;
+  all_to_one.router.weight = all_to_one.router.weight * 0.f + arange(Experts).astype(DType::f32);
+  struct Case {
+    Mesh mesh;
+    Mapping mapping;
+    std::int64_t shards;   // number of blocks of tokens
+    std::int64_t devices;  // devices that share the experts
+  };
+  const Case cases[] = {
+      {{{{"expert", 2}}}, {{"expert", "expert"}, {"batch", "expert"}}, 2, 2},
+      {{{{"expert", 4}}}, {{"expert", "expert"}, {"batch", "expert"}}, 4, 4},
+      {{{{"data", 2}, {"model", 2}}}, {{"expert", "model"}, {"batch", "data"}}, 4, 2},
+      {{{{"data", 2}, {"model", 4}}}, {{"expert", "model"}, {"batch", {"data", "model"}}}, 8, 4},
+      {{{{"data", 2}, {"expert", 2}, {"model", 2}}},
+       {{"expert", "expert"}, {"batch", {"data", "expert"}}, {"mlp", "model"}},
+       4,
+       2}};
+  for (auto& [mesh, mapping, shards, devices] : cases)
+    for (const nn::MoE& each : {m, all_to_one}) {
+      auto f = [](const nn::MoE& layer, const NamedArray& in) { return layer(in); };
+      auto run = named_jit(f, {.mesh = mesh, .axis_resources = mapping});
+      CHECK(largest(run(each, x) - jit(f)(each, x)) <= 1e-6 * largest(jit(f)(each, x)));
+      auto both = [&](const nn::MoE& layer, const NamedArray& in) {
+        auto loss = [&](const std::pair<nn::MoE, NamedArray>& p) {
+          return sum(sin(p.first(p.second)));
+        };
+        return value_and_grad(loss)(std::pair(layer, in));
+      };
+      auto expected = flatten(jit(both)(each, x)),
+           got = flatten(named_jit(both, {.mesh = mesh, .axis_resources = mapping})(each, x));
+      for (std::size_t k = 0; k < expected.size(); ++k)
+        CHECK(largest(got[k] - expected[k]) <= 2e-6 * std::max(1e-2, largest(expected[k])));
+
+      // pairs of a token and an expert on two devices
+      auto ids = top_k(each.router(x), Experts, 2, "choice").second.integers();
+      const auto local = std::int64_t(ids.size()) / shards;
+      std::int64_t remote = 0;
+      for (std::size_t k = 0; k < ids.size(); ++k)
+        remote += ids[k] / (Experts.size / devices) != std::int64_t(k) / local % devices;
+      const auto before = exchanged_bytes();
+      run(each, x);
+      const auto copies = mesh.devices() / shards;  // devices with the same tokens
+      // and the counts: i32, by sender and expert
+      const auto counts = shards * Experts.size * (devices - 1) / devices * 4;
+      CHECK(exchanged_bytes() - before == copies * (2 * remote * Embed.size * 4 + counts));
+      const auto report = run.report();
+      CHECK(std::count_if(report.collectives.begin(), report.collectives.end(),
+                          [](auto& c) { return c.kind == "all-to-all"; }) == 3);
+    }
+}
+
+TEST_CASE("ragged_dot has batch axes") {
+  const Axis Rows("row", 7);
+  auto x = random::normal(random::key(0), {Batch, Rows, Embed});
+  auto w = random::normal(random::key(1), {Experts, Embed, Mlp});
+  auto sizes = random::randint(random::key(2), {Batch, Experts}, 0, 2);
+  auto y = ragged_dot(x, w, sizes, Embed);
+  CHECK(y.axes() == Axes{Batch, Rows, Mlp});
+  auto many = broadcast_axis(w, Batch);
+  for (int b = 0; b < 3; ++b) {
+    auto one = ragged_dot(haliax::at(x, Batch, b), w, haliax::at(sizes, Batch, b), Embed);
+    CHECK(largest(haliax::at(y, Batch, b) - one) == 0);
+    CHECK(largest(haliax::at(ragged_dot(x, many, sizes, Embed), Batch, b) - one) == 0);
+  }
+  CHECK(has(message_of([&] { ragged_dot(x, w, sum(sizes, Batch), Embed); }),
+            "it must have one axis of rows"));
+}
+
 TEST_CASE("the code of the page on mixtures of experts") {
   auto key = random::key(0);
   auto x = random::normal(key, {Batch, Pos, Embed});
@@ -92,6 +165,12 @@ TEST_CASE("the code of the page on mixtures of experts") {
   auto counts = array(std::vector<std::int32_t>{2, 0, 3, 2}, Experts);
   auto hidden = ragged_dot(tokens, weights, counts, Embed);  // (token, embed) -> (token, mlp)
 
+  const Mesh experts_mesh{{{"data", 2}, {"model", 2}}};
+  auto layer = named_jit(
+      [](const nn::MoE& l, const NamedArray& in) { return l(in); },
+      {.mesh = experts_mesh, .axis_resources = Mapping{{"batch", "data"}, {"expert", "model"}}});
+
+  CHECK(largest(layer(moe, x) - mixed) < 1e-5);
   CHECK(mixed.axes() == x.axes());
   CHECK(hidden.axes() == Axes{Token, Mlp});
 }

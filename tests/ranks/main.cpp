@@ -109,6 +109,44 @@ int traffic() {
   return wrong ? 1 : 0;
 }
 
+// Checks that a mixture of experts on a device each has the values and gradients of threads, also
+// if all tokens choose the same experts.
+int experts() {
+  const int n = devices();
+  const Axis Tokens{"token", 8 * n}, Experts{"expert", 2 * n};
+  const Mesh mesh{{{"expert", n}}};
+  auto moe = nn::MoE::init(Experts, Embed, Mlp, random::key(1));
+  auto skewed = moe;
+  skewed.router.weight = skewed.router.weight * 0.f + arange(Experts).astype(DType::f32);
+  const auto x = random::uniform(random::key(2), {Tokens, Embed});
+  auto wrong = 0;
+  for (const auto& m : {moe, skewed}) {
+    auto run = [&] {
+      auto f = named_jit(
+          [](const nn::MoE& layer, const NamedArray& in) {
+            auto loss = [&](const nn::MoE& l) { return sum(square(l(in))); };
+            return std::pair(layer(in), grad(loss)(layer));
+          },
+          {.mesh = mesh, .axis_resources = Mapping{{"token", "expert"}, {"expert", "expert"}}});
+      auto [y, g] = f(m, x);
+      auto all = y.doubles();
+      for (auto& leaf : flatten(g))
+        for (double v : leaf.doubles()) all.push_back(v);
+      return all;
+    };
+    const auto mine = run();
+    set_devices(n);
+    const auto theirs = [&] {
+      const single_process_scope by_itself;
+      return run();
+    }();
+    set_devices(n / rank_count());
+    wrong += mine != theirs;
+  }
+  fmt::print("rank {}: {} wrong\n", this_rank(), wrong);
+  return wrong ? 1 : 0;
+}
+
 // Prints the planned and the resident memory of a rank, for a training run with sharded
 // initialization.
 int memory() {
@@ -255,13 +293,15 @@ int main(int argc, char** argv) {
   try {
     if (what == "traffic") return traffic();
     if (what == "arrays") return arrays();
+    if (what == "experts") return experts();
     if (what == "memory") return memory();
     if (what == "folders") return folders(how);
     if (what == "fault") return fault(how);
     if (what == "cards") return cards(how);
     if (what == "differs") return differs(how);
     throw Error(
-        "[test] ranks traffic|arrays|memory|folders IN|fault HOW|cards own|same|few|differs WHAT");
+        "[test] ranks traffic|arrays|experts|memory|folders IN|fault HOW|cards "
+        "own|same|few|differs WHAT");
   } catch (const std::exception& e) {
     std::printf("rank %s: %s\n",
                 std::getenv("OMPI_COMM_WORLD_RANK") ? std::getenv("OMPI_COMM_WORLD_RANK") : "0",

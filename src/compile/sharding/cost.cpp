@@ -20,7 +20,7 @@ Cost::Candidate Cost::cheapest_source(int n, const Sharding& need, int depth) co
   Candidate best;
   const auto iterations = iterations_of(n);
   for (int v : versions(n)) {
-    auto steps = reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need);
+    auto steps = steps_of(n, version(v).at, need);
     double cost = 0;
     for (auto& step : steps) cost += step.bytes * iterations;
     if (best.version < 0 || cost < best.cost || (cost == best.cost && steps.size() < best.steps))

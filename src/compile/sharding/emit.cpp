@@ -486,7 +486,10 @@ class Emitter {
           copy_boxes = {{.axes = n.axes, .at = version(s.in[0]).at}};
         pack(w.collective, copy_boxes, int(x.size()), int(w.out.size()) - 1, n.axes, s.at, mesh_,
              device_);
-        for (int i : s.in) x.push_back(in_order(local(i), n.axes));
+        const bool counted = s.is<Reshard>() && s.in.size() > 1;
+        for (int i : s.in)
+          x.push_back(in_order(local(i), counted ? node(version(i))->axes : n.axes));
+        if (counted) w.collective.skip_flag = program::SkipFlag::rows;
         continue;
       }
       auto& from = version(s.in[0]).at;
@@ -499,7 +502,7 @@ class Emitter {
                            : local_axes(n.axes, from, mesh_, device_);
       w.collective.size.push_back(s.step().axis ? find_axis(full_axes, s.step().axis)->size : 0);
     }
-    if (w.collective.skip_flag != program::SkipFlag::nothing) {
+    if (version(first).in_ring_loop() && w.collective.skip_flag != program::SkipFlag::nothing) {
       auto& flag = ring_loop_of(version(first)).flag;
       x.push_back(flag ? flag : prim::number(1, DType::boolean));
     }

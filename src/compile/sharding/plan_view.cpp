@@ -47,6 +47,19 @@ Sharding PlanView::operand_sharding(int n, std::size_t k, const Sharding& work) 
     need.set(SliceAttr::of(node(n)).axis, mesh_axes);
   return need;
 }
+bool PlanView::sends_counted_rows(int n, const Sharding& from, const ReshardStep& step) const {
+  auto& me = node(n);
+  if (!prim::counts_rows(me) || step.kind != ReshardStep::Kind::exchange) return false;
+  const Name rows = AlongAttr::of(me).axis;
+  return from.partial.empty() && from.mesh_axes(rows).empty() && step.to.mesh_axes(rows).empty();
+}
+std::vector<ReshardStep> PlanView::steps_of(int n, const Sharding& from, const Sharding& to) const {
+  auto steps = reshard(mesh_, node(n).axes, node(n).dtype, from, to);
+  for (std::size_t k = 0; k < steps.size(); ++k)
+    if (sends_counted_rows(n, k == 0 ? from : steps[k - 1].to, steps[k]))
+      steps[k].bytes /= ranks(mesh_, steps[k].over);
+  return steps;
+}
 const std::vector<int>& PlanView::users(int n) const {
   static const std::vector<int> none;
   auto& r = plan().body(body_of(n));

@@ -67,6 +67,12 @@ class PlanView {
   // Returns the sharding that the node needs of operand k. A slice at the index of a loop with
   // shared iterations needs the sliced axis sharded along the mesh axes that share them.
   Sharding operand_sharding(int n, std::size_t k, const Sharding& work) const;
+  // Returns the steps from one sharding of n to another. If the rows of n are counted
+  // (prim::counted_rows), an all-to-all sends as many bytes as if all counts were equal and no row
+  // remained.
+  std::vector<ReshardStep> steps_of(int n, const Sharding& from, const Sharding& to) const;
+  // Returns true if a step from this sharding sends only the counted rows of n.
+  bool sends_counted_rows(int n, const Sharding& from, const ReshardStep&) const;
   // Returns the nodes of its body that read n. -1: it is a result of the body.
   const std::vector<int>& users(int n) const;
 

@@ -32,8 +32,12 @@ int VersionPlanner::obtain(int n, Sharding need) {
       from = o.recompute ? compute_version(n, need.without_partial()) : o.version;
     }
   }
-  for (auto& step : reshard(mesh_, node(n).axes, node(n).dtype, version(from).at, need))
-    from = add_version({.kind = Reshard{step}, .node = n, .at = step.to, .in = {from}});
+  for (auto& step : steps_of(n, version(from).at, need)) {
+    std::vector<int> in{from};
+    if (sends_counted_rows(n, version(from).at, step))
+      in.push_back(obtain(operand(n, 1), version(from).at));
+    from = add_version({.kind = Reshard{step}, .node = n, .at = step.to, .in = std::move(in)});
+  }
   return from;
 }
 int VersionPlanner::obtain_generated(int n, const Sharding& need) {
@@ -48,8 +52,7 @@ int VersionPlanner::obtain_lazy(int n, const Sharding& need) {
     // A replicated version of a reduction or scatter is reused if slices of it suffice. Other ops
     // are computed again per sharding, so that no replicated version has to be materialized.
     bool sends_nothing = !rules::computable_anywhere(node(n));
-    for (auto& step : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need))
-      sends_nothing &= step.bytes == 0;
+    for (auto& step : steps_of(n, version(v).at, need)) sends_nothing &= step.bytes == 0;
     if (sends_nothing) return v;
   }
   Sharding can;
