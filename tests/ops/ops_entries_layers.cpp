@@ -132,6 +132,13 @@ Entries layer_entries() {
              x[0].node(), {{{"t", 2, 3}}, {{Axis("i", 2), 0, 2}, {Axis("j", 2), 0, 1}}}));
        },
        "b2t2i2j2"},
+      {"prim first rows",
+       {"c2n3b2", ints("b2", 0, 4)},
+       [](In x) {
+         return NamedArray(
+             prim::first_rows(x[0].node(), prim::cast(x[1].node(), DType::i64), Name("n")));
+       },
+       "b2n3c2"},
       {"prim ragged sums",
        {"n8d4", "n8m5", ints("e3", 0, 3)},
        [](In x) {
