@@ -59,6 +59,18 @@ template <class F> auto with_bytes(int bytes, const F& f) {
   }
 }
 
+inline constexpr std::int64_t kCopyGrain = 1 << 17;  // bytes of a block that a worker copies
+
+template <class T>
+void copy_run(const T* from, T* to, std::int64_t n, std::int64_t fs, std::int64_t ts) {
+  if (fs == 1 && ts == 1)
+    std::memmove(to, from, static_cast<std::size_t>(n) * sizeof(T));
+  else if (fs == 0 && ts == 1)
+    std::fill_n(to, n, *from);
+  else
+    for (std::int64_t i = 0; i < n; ++i) to[i * ts] = from[i * fs];
+}
+
 // A prepared strided copy of one dtype.
 class Copier {
  public:
