@@ -6,9 +6,8 @@
 // depends on the device. In the graph of all devices, the flag has an axis of devices, so both
 // sides are computed for each of them. In the graph of one device, it is a scalar.
 #include <algorithm>
-#include <limits>
 
-#include "compile/lower/fuse.h"
+#include "compile/lower/level_graph.h"
 #include "compile/lower/lower.h"
 #include "graph/axes.h"
 #include "ops/prim.h"
@@ -20,8 +19,9 @@ namespace {
 using NodeSet = std::unordered_set<const Node*>;
 
 // Returns the node of which x is a broadcast or a reordering.
-const NodePtr& unbroadcast(const NodePtr& x) {
-  return is_transparent_view(*x) && keeps_names(*x) ? unbroadcast(x->in[0]) : x;
+const NodePtr& unbroadcast(const NodePtr& x) { return keeps_names(*x) ? unbroadcast(x->in[0]) : x; }
+bool holds(const std::vector<int>& some, int k) {
+  return std::find(some.begin(), some.end(), k) != some.end();
 }
 bool has_one_flag(const Node& select) { return unbroadcast(select.in[0])->size() == 1; }
 
@@ -30,21 +30,17 @@ class LazySelects {
  public:
   // depth: number of enclosing loop bodies.
   LazySelects(const Nodes& roots, const Node* index, int depth)
-      : roots_(roots), index_(index), depth_(depth),
-        level_(without_bodies(level_of(roots, index))) {
-    for (auto& n : level_)
-      for (auto& x : n->in)
-        if (x) readers_[x.get()].push_back(n.get());
-    for (auto& r : roots) is_root_.insert(r.get());
-  }
+      : roots_(roots), index_(index), depth_(depth), level_(roots, index, true) {}
   // Returns the roots with conditionals in place of some selects with one flag. Returns the same
   // roots if there are none.
   Nodes run() const {
-    for (auto& n : level_) {
-      if (!prim::selects(*n) || !has_one_flag(*n)) continue;
-      auto together = with_same_flag(n);
+    for (int k = 0; k < level_.size(); ++k) {
+      if (!prim::selects(level_.node(k)) || !has_one_flag(level_.node(k))) continue;
+      auto together = with_same_flag(k);
+      Nodes selects;
+      for (int s : together) selects.push_back(level_.at(s).node);
       auto sides = std::array{side(together, 1), side(together, 2)};
-      if (!sides[0].empty() || !sides[1].empty()) return rewritten(together, sides);
+      if (!sides[0].empty() || !sides[1].empty()) return rewritten(selects, sides);
     }
     return roots_;
   }
@@ -52,55 +48,43 @@ class LazySelects {
  private:
   using SideNodes = std::array<NodeSet, 2>;
   // Returns the select and later ones with its flag that do not depend on each other.
-  Nodes with_same_flag(const NodePtr& select) const {
-    auto& flag = unbroadcast(select->in[0]);
-    Nodes out{select};
-    NodeSet members{select.get()};
-    for (auto& n : level_) {
-      if (n->id <= select->id || !prim::selects(*n) || unbroadcast(n->in[0]) != flag) continue;
-      if (!dependents({n}, members).empty()) continue;
-      out.push_back(n);
-      members.insert(n.get());
+  std::vector<int> with_same_flag(int select) const {
+    auto& flag = unbroadcast(level_.node(select).in[0]);
+    std::vector<int> out{select};
+    Marks members(std::size_t(level_.size()));
+    members[std::size_t(select)] = true;
+    for (int k = select + 1; k < level_.size(); ++k) {
+      auto& n = level_.node(k);
+      if (!prim::selects(n) || unbroadcast(n.in[0]) != flag) continue;
+      if (level_.dependents(members)[std::size_t(k)]) continue;
+      out.push_back(k);
+      members[std::size_t(k)] = true;
     }
-    return keeps_collective_order(out) ? out : Nodes{select};
-  }
-  // Returns true if conditionals preserve the order of collectives, which must be equal on all
-  // devices. They run after all of their operands, so all collectives that the selects depend on
-  // must come before all collectives that depend on the selects.
-  bool keeps_collective_order(const Nodes& selects) const {
-    int last = 0, first = std::numeric_limits<int>::max();
-    for (auto& n : all_nodes(selects)) last = std::max(last, first_collective(*n));
-    NodeSet goals;
-    for (auto& s : selects) goals.insert(s.get());
-    for (auto* n : dependents(roots_, goals))
-      if (int number = first_collective(*n)) first = std::min(first, number);
-    return last < first;
+    return level_.keeps_collective_order(members) ? out : std::vector{select};
   }
   // Returns the nodes that are read as this operand of the selects only, directly or indirectly.
   // Returns nothing if none of them is a matmul, a loop or another step of its own.
-  NodeSet side(const Nodes& selects, std::size_t operand) const {
-    NodeSet inside, all;
-    for (auto& s : selects) all.insert(s.get());
+  NodeSet side(const std::vector<int>& selects, std::size_t operand) const {
+    NodeSet inside;
     bool has_step = false;
-    for (auto n = level_.rbegin(); n != level_.rend(); ++n) {
-      auto is_inside = [&](const Node* reader) {
-        if (inside.count(reader)) return true;
-        if (!all.count(reader)) return false;
-        return std::count(reader->in.begin(), reader->in.end(), *n) == 1 &&
-               reader->in[operand] == *n;
+    for (int k = level_.size(); k-- > 0;) {
+      auto& item = level_.at(k);
+      auto& n = item.node;
+      auto is_inside = [&](int r) {
+        auto& reader = level_.node(r);
+        if (inside.count(&reader)) return true;
+        if (!holds(selects, r)) return false;
+        return std::count(reader.in.begin(), reader.in.end(), n) == 1 && reader.in[operand] == n;
       };
-      auto readers = readers_.find(n->get());
-      if (readers == readers_.end() || !may_be_inside(**n) || all.count(n->get()) ||
-          !std::all_of(readers->second.begin(), readers->second.end(), is_inside))
+      if (item.readers.empty() || item.is_root || item.first_collective || holds(selects, k) ||
+          n->op->kind == Kind::leaf || n->value ||
+          !std::all_of(item.readers.begin(), item.readers.end(), is_inside))
         continue;
-      inside.insert(n->get());
-      const auto kind = (*n)->op->kind;
+      inside.insert(n.get());
+      const auto kind = n->op->kind;
       has_step |= kind == Kind::contract || kind == Kind::loop || kind == Kind::step;
     }
     return has_step ? inside : NodeSet();
-  }
-  bool may_be_inside(const Node& n) const {
-    return n.op->kind != Kind::leaf && !n.value && !is_root_.count(&n) && !first_collective(n);
   }
 
   Nodes rewritten(const Nodes& selects, const SideNodes& sides) const {
@@ -149,9 +133,7 @@ class LazySelects {
   const Nodes& roots_;
   const Node* index_;
   const int depth_;
-  const Nodes level_;
-  std::unordered_map<const Node*, std::vector<const Node*>> readers_;
-  NodeSet is_root_;
+  const LevelGraph level_;
 };
 
 Nodes rewrite_selects(Nodes roots, const Node* index, int depth) {
