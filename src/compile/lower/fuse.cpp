@@ -46,68 +46,85 @@ std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& use
   return out;
 }
 
-struct Builder {
+// The nodes of a scope, and the nodes among them that units compute.
+struct ScopeNodes {
   const std::vector<Target>& targets;
   const Places& placed;
-  bool fuse;
-  Scope scope = {};
-  Nodes order = {};
-  std::unordered_map<const Node*, int> users = {};
-  // Number of elements of the largest kernel that reads the node.
-  std::unordered_map<const Node*, std::int64_t> read_at = {};
-  std::unordered_set<const Node*> anchored = {};
+  Nodes order = {};  // operands first
   // Nodes in which other devices take part: collectives, and loops that contain collectives. The
   // value is the plan number of the first collective.
   std::unordered_map<const Node*, std::size_t> collectives = {};
+  std::unordered_map<const Node*, int> users = {};  // number of readers, as operands and as targets
+  std::unordered_set<const Node*> in_memory = {};   // nodes that are read from memory
+  std::unordered_set<const Node*> anchored = {};  // nodes that one kernel computes for all readers
 
   bool is_placed(const Node& n) const { return placed.count(&n) > 0; }
+  bool has_one_user(const Node& n) const {
+    auto known = users.find(&n);
+    return known != users.end() && known->second == 1;
+  }
+  // Marks the node that n views as stored in memory.
+  void store_in_memory(const NodePtr& n) {
+    if (auto& base = base_of(n); !is_placed(*base)) in_memory.insert(base.get());
+  }
+};
 
-  void collect() {
-    Nodes roots;
-    for (auto& t : targets) roots.push_back(t.node);
-    traverse(roots, [&](const NodePtr& n, Nodes& todo) {
-      order.push_back(n);
-      if (!is_placed(*n) && n->op->kind != Kind::leaf) append(todo, n->in);
-    });
-    sort_by_age(order);
-    for (auto& n : order)
-      if (int number = is_placed(*n) ? 0 : first_collective(*n))
-        collectives[n.get()] = std::size_t(number);
-    if (collectives.size() > 1) order_collectives();
+// Orders collectives equally on all devices: among the collectives that may be next, the one with
+// the smallest plan number is first. Age is not a valid order, because a pass may have rebuilt
+// nodes on one device only.
+void order_collectives(ScopeNodes& nodes) {
+  auto& order = nodes.order;
+  std::unordered_map<const Node*, std::size_t> at;
+  for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
+  std::vector<std::vector<std::size_t>> then(order.size());
+  std::vector<std::size_t> planned(order.size()), age(order.size()), requested;
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    auto found = nodes.collectives.find(order[k].get());
+    age[k] = k;
+    planned[k] = found == nodes.collectives.end() ? 0 : found->second;
+    for (auto& x : order[k]->in)
+      if (auto below = at.find(x.get()); below != at.end() && !nodes.is_placed(*order[k]))
+        then[below->second].push_back(k);
   }
-  // Orders collectives equally on all devices: among the collectives that may be next, the one with
-  // the smallest plan number is first. Age is not a valid order, because a pass may have rebuilt
-  // nodes on one device only.
-  void order_collectives() {
-    std::unordered_map<const Node*, std::size_t> at;
-    for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
-    std::vector<std::vector<std::size_t>> then(order.size());
-    std::vector<std::size_t> planned(order.size()), age(order.size()), requested;
-    for (std::size_t k = 0; k < order.size(); ++k) {
-      auto found = collectives.find(order[k].get());
-      age[k] = k;
-      planned[k] = found == collectives.end() ? 0 : found->second;
-      for (auto& x : order[k]->in)
-        if (auto below = at.find(x.get()); below != at.end() && !is_placed(*order[k]))
-          then[below->second].push_back(k);
-    }
-    for (auto k : sorted(then, planned))
-      if (planned[k]) requested.push_back(k);
-    if (std::is_sorted(requested.begin(), requested.end())) return;
-    for (std::size_t c = 1; c < requested.size(); ++c)
-      then[requested[c - 1]].push_back(requested[c]);
-    auto by_age = std::exchange(order, {});
-    for (auto k : sorted(then, age)) order.push_back(by_age[k]);
-  }
+  for (auto k : sorted(then, planned))
+    if (planned[k]) requested.push_back(k);
+  if (std::is_sorted(requested.begin(), requested.end())) return;
+  for (std::size_t c = 1; c < requested.size(); ++c) then[requested[c - 1]].push_back(requested[c]);
+  auto by_age = std::exchange(order, {});
+  for (auto k : sorted(then, age)) order.push_back(by_age[k]);
+}
+ScopeNodes nodes_of(const std::vector<Target>& targets, const Places& placed) {
+  ScopeNodes out{targets, placed};
+  Nodes roots;
+  for (auto& t : targets) roots.push_back(t.node);
+  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+    out.order.push_back(n);
+    if (!out.is_placed(*n) && n->op->kind != Kind::leaf) append(todo, n->in);
+  });
+  sort_by_age(out.order);
+  for (auto& n : out.order)
+    if (int number = out.is_placed(*n) ? 0 : first_collective(*n))
+      out.collectives[n.get()] = std::size_t(number);
+  if (out.collectives.size() > 1) order_collectives(out);
+  return out;
+}
+
+// Chooses the nodes that are stored in memory, and the nodes that one kernel computes for all
+// readers (anchored). The readers of other nodes compute them again.
+struct Anchors {
+  ScopeNodes& nodes;
+  bool fuse;
+  // Number of elements of the largest kernel that reads the node.
+  std::unordered_map<const Node*, std::int64_t> read_at = {};
 
   // Finds the nodes that must be in memory, and counts the readers of each node.
   void count() {
-    for (auto& n : order) {
-      if (is_placed(*n) || n->op->kind == Kind::leaf) continue;
+    for (auto& n : nodes.order) {
+      if (nodes.is_placed(*n) || n->op->kind == Kind::leaf) continue;
       for (std::size_t k = 0; k < n->in.size(); ++k) {
         auto& x = n->in[k];
         if (!x) continue;
-        ++users[x.get()];
+        ++nodes.users[x.get()];
         if (in_kernel(*n)) {
           auto& at = read_at[read_node(x).get()];
           at = std::max(at, n->op->kind == Kind::reduce ? n->in[0]->size() : n->size());
@@ -120,23 +137,15 @@ struct Builder {
         // uses, or a scalar that a view uses.
         bool at_index = x->op == &prim::kIndex && (is_view(*n) || n->op == &kLoop);
         bool term = at_index || (is_view(*n) && k > 0 && prim::is_number(x));
-        if (memory && !filled && !term) store_in_memory(x);
+        if (memory && !filled && !term) nodes.store_in_memory(x);
       }
     }
-    for (auto& t : targets) {
-      ++users[t.node.get()];
-      scope.targets[t.node.get()].push_back(&t);
-    }
+    for (auto& t : nodes.targets) ++nodes.users[t.node.get()];
   }
   // Returns the node of which x is a view that an expression can read through.
   static const NodePtr& read_node(const NodePtr& x) {
     return is_readable_through(*x) ? read_node(aliased(*x)) : x;
   }
-  // Marks the node that n views as stored in memory.
-  void store_in_memory(const NodePtr& n) {
-    if (auto& base = base_of(n); !is_placed(*base)) scope.in_memory.insert(base.get());
-  }
-
   // Adds the cost of recomputing a map node, and the number of arrays that the recomputation reads.
   void add_cost(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
     if (cost > 8 || loads > 3 || depth > 16) {
@@ -145,7 +154,7 @@ struct Builder {
     }
     if (is_term(n)) return;
     bool readable_through = is_readable_through(*n), maps = n->op->kind == Kind::map;
-    if (is_placed(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) ||
+    if (nodes.is_placed(*n) || nodes.in_memory.count(n.get()) || nodes.anchored.count(n.get()) ||
         !(maps || readable_through)) {
       ++loads;
       return;
@@ -178,29 +187,73 @@ struct Builder {
       bool is_expensive = false;
     };
     std::unordered_map<const Node*, Inlined> inlined;
-    for (auto& n : order) {
-      if (is_placed(*n)) continue;
+    for (auto& n : nodes.order) {
+      if (nodes.is_placed(*n)) continue;
       auto& [size, expensive] = inlined[n.get()];
       expensive = n->op->kind == Kind::map && is_expensive(n->op->code);
       for (auto& x : n->in)
-        if (auto i = inlined.find(x.get());
-            i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || forwards(*x))) {
+        if (auto i = inlined.find(x.get()); i != inlined.end() && !nodes.anchored.count(x.get()) &&
+                                            (in_kernel(*x) || forwards(*x))) {
           size += i->second.size;
           expensive |= i->second.is_expensive;
         }
-      bool needed = scope.in_memory.count(n.get()) > 0, shared = users[n.get()] > 1;
+      bool needed = nodes.in_memory.count(n.get()) > 0, shared = nodes.users[n.get()] > 1;
       auto kind = n->op->kind;
       if (kind == Kind::reduce || (kind == Kind::leaf && needed && is_term(n)) ||
           (kind == Kind::map &&
            (needed || !fuse || size > 64 || (shared && !is_generated(n) && !is_cheap(n)) ||
             (expensive && is_broadcast(*n)))))
-        anchored.insert(n.get());
+        nodes.anchored.insert(n.get());
     }
-    for (auto& t : targets)  // a target is computed in place, not elsewhere and copied
-      if (auto& n = t.node; in_kernel(*n) && !is_placed(*n) && n->op != &prim::kIndex &&
+    for (auto& t : nodes.targets)  // a target is computed in place, not elsewhere and copied
+      if (auto& n = t.node; in_kernel(*n) && !nodes.is_placed(*n) && n->op != &prim::kIndex &&
                             (n->op->kind != Kind::leaf || is_term(n)))
-        anchored.insert(n.get());
+        nodes.anchored.insert(n.get());
   }
+};
+
+bool shows_all(const Node& n) { return is_transparent_view(n) && n.in[0]->size() == n.size(); }
+bool stacks_slices(const Node& n) { return is_loop_result(n) && result_of(n).fold == Fold::stack; }
+// Returns the node of which x views all elements, if it has no other reader. Null otherwise.
+NodePtr created_for(const NodePtr& x, const ScopeNodes& nodes, const Scope& scope) {
+  auto n = x;
+  bool single_user = nodes.has_one_user(*n);
+  while (shows_all(*n)) {
+    n = n->in[0];
+    single_user &= nodes.has_one_user(*n);
+  }
+
+  return single_user && !nodes.is_placed(*n) && scope.unit_of.count(n.get()) > 0 &&
+                 !scope.targets.count(n.get())
+             ? n
+             : nullptr;
+}
+// Finds the nodes that are computed in the place of their only reader (Scope::joined).
+void find_joined(const ScopeNodes& nodes, Scope& scope) {
+  for (auto& c : nodes.order) {
+    if (c->op->kind != Kind::step || !c->op->segments || nodes.is_placed(*c)) continue;
+    auto parts = c->op->segments(*c);
+    if (parts.size() < 2) continue;  // a single part among zeros
+    for (auto& part : parts) {
+      auto& x = c->in[part.operand];
+      auto n = created_for(x, nodes, scope);
+      bool joins_reader =
+          n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || stacks_slices(*n));
+      if (joins_reader) scope.joined[n.get()] = {c, x, part.to};
+    }
+  }
+  for (auto& [node, all] : scope.targets) {  // a stack that is returned in another axis order
+    if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
+    auto n = created_for(node->in[0], nodes, scope);
+    if (n && stacks_slices(*n)) scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
+  }
+}
+
+// Divides the nodes into units.
+struct Builder {
+  ScopeNodes nodes;
+  bool fuse;
+  Scope scope = {};
 
   // An anchored node that the computation of a node reads. `unrenamed`: the read passes no rename,
   // so axis names have the same meaning in both nodes.
@@ -216,8 +269,8 @@ struct Builder {
       auto& s = seen[x.get()];
       if ((s & how) || (how == renamed && (s & viewed))) return;
       s |= how;
-      if (is_placed(*x)) return;
-      if (anchored.count(x.get()) || !(in_kernel(*x) || forwards(*x))) {
+      if (nodes.is_placed(*x)) return;
+      if (nodes.anchored.count(x.get()) || !(in_kernel(*x) || forwards(*x))) {
         out.push_back({x, how == unrenamed});
         return;
       }
@@ -290,15 +343,15 @@ struct Builder {
   int last_collective = -1;
   std::unordered_map<const Node*, std::vector<int>> rows_of = {};  // kernels that reduce the node
   void build() {
-    for (auto& n : order) {
-      if (is_placed(*n)) continue;
+    for (auto& n : nodes.order) {
+      if (nodes.is_placed(*n)) continue;
       if (n->op == &kResult && (n->in[0]->op == &kLoop || n->in[0]->op == &kCollective))
         scope.unit_of[n.get()] = scope.unit_of.at(n->in[0].get());
-      else if (is_step(*n) || anchored.count(n.get()))
+      else if (is_step(*n) || nodes.anchored.count(n.get()))
         assign(n);
     }
-    if (fuse) find_joined();
-    for (auto& t : targets) add_target(t);
+    if (fuse) find_joined(nodes, scope);
+    for (auto& t : nodes.targets) add_target(t);
   }
   // Returns the kernel that computes n as well; its axes become `outer` and `inner`. -1: none.
   int kernel_for(const NodePtr& n, const std::vector<Read>& read, const Nodes& after, Axes& outer,
@@ -314,7 +367,7 @@ struct Builder {
       for (auto& other : read) {
         int o = unit_of(other.node.get());
         if (o == u)
-          ok &= other.unrenamed && anchored.count(other.node.get());
+          ok &= other.unrenamed && nodes.anchored.count(other.node.get());
         else if (o >= 0)
           ok &= !is_downstream(o, u);
       }
@@ -335,7 +388,7 @@ struct Builder {
   }
   int new_unit(const NodePtr& n) {
     Unit u;
-    u.type = anchored.count(n.get()) ? Unit::Type::kernel : Unit::Type::single;
+    u.type = nodes.anchored.count(n.get()) ? Unit::Type::kernel : Unit::Type::single;
     u.outer = n->axes;
     if (n->op->kind == Kind::reduce) {
       u.inner = without(n->in[0]->axes, n->axes);
@@ -372,7 +425,7 @@ struct Builder {
     Nodes after;
     reads(n, read, after);
     Axes outer, inner;
-    bool fuses = fuse && anchored.count(n.get()) &&
+    bool fuses = fuse && nodes.anchored.count(n.get()) &&
                  (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
     int into = fuses ? kernel_for(n, read, after, outer, inner) : -1;
     if (into < 0)
@@ -389,7 +442,7 @@ struct Builder {
       for (auto& r : read) {
         auto o = unit_of(r.node.get());
         first.insert(o);
-        if (!r.unrenamed || !anchored.count(r.node.get())) viewed.insert(o);
+        if (!r.unrenamed || !nodes.anchored.count(r.node.get())) viewed.insert(o);
       }
       for (auto& a : after)
         for (int o : units_below(a)) {
@@ -411,11 +464,11 @@ struct Builder {
       int o = unit_of(r.node.get());
       if (o < 0 || o == into) continue;
       depend(into, o);
-      store_in_memory(r.node);
+      nodes.store_in_memory(r.node);
     }
     for (auto& a : after)
       for (int o : units_below(a)) depend(into, o);
-    if (collectives.count(n.get())) {
+    if (nodes.collectives.count(n.get())) {
       if (last_collective >= 0) depend(into, last_collective);
       last_collective = into;
     }
@@ -439,58 +492,20 @@ struct Builder {
     u.target = &t;
     u.order = std::int64_t(n->id);
     if (unit_id >= 0 || unit_of(base_of(n).get()) >= 0) {
-      store_in_memory(n);
+      nodes.store_in_memory(n);
     } else {  // computed by the copy, from results of other units
       std::vector<Read> read;
       Nodes after;
       reads(n, read, after);
-      for (auto& r : read) store_in_memory(r.node);
+      for (auto& r : read) nodes.store_in_memory(r.node);
     }
     int id = add_unit(std::move(u));
     for (int o : units_below(n)) depend(id, o);
   }
-  void find_joined() {
-    for (auto& c : order) {
-      if (c->op->kind != Kind::step || !c->op->segments || is_placed(*c)) continue;
-      auto parts = c->op->segments(*c);
-      if (parts.size() < 2) continue;  // a single part among zeros
-      for (auto& part : parts) {
-        auto& x = c->in[part.operand];
-        auto n = created_for(x);
-        bool joins_reader =
-            n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || is_stack(*n));
-        if (joins_reader) scope.joined[n.get()] = {c, x, part.to};
-      }
-    }
-    for (auto& [node, all] : scope.targets) {  // a stack that is returned in another axis order
-      if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
-      auto n = created_for(node->in[0]);
-      if (n && is_stack(*n)) scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
-    }
-  }
-  static bool shows_all(const Node& n) {
-    return is_transparent_view(n) && n.in[0]->size() == n.size();
-  }
-  static bool is_stack(const Node& n) {
-    return is_loop_result(n) && result_of(n).fold == Fold::stack;
-  }
-  // Returns the node of which x views all elements, if it has no other reader. Null otherwise.
-  NodePtr created_for(const NodePtr& x) {
-    auto n = x;
-    bool single_user = users[n.get()] == 1;
-    while (shows_all(*n)) {
-      n = n->in[0];
-      single_user &= users[n.get()] == 1;
-    }
-
-    return single_user && !is_placed(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get())
-               ? n
-               : nullptr;
-  }
   // Returns true if a contraction or a scatter can add to its target directly: it has no other
   // reader.
   bool accumulates(const NodePtr& n, const Target& t) const {
-    if (t.monoid != Monoid::sum || users.at(n.get()) > 1 || scope.in_memory.count(n.get()))
+    if (t.monoid != Monoid::sum || nodes.users.at(n.get()) > 1 || nodes.in_memory.count(n.get()))
       return false;
     if (is_loop_result(*n)) {  // nested loops: the inner loop adds to the sum of the outer loop
       auto& r = result_of(*n);
@@ -502,7 +517,7 @@ struct Builder {
   // Returns the units that compute the operands below this node.
   std::vector<int> units_below(const NodePtr& n) const {
     std::vector<int> out;
-    auto inside = [&](const Node& x) { return !is_placed(x); };
+    auto inside = [&](const Node& x) { return !nodes.is_placed(x); };
     traverse({n}, inside, [&](const NodePtr& x, Nodes& todo) {
       if (int u = unit_of(x.get()); u >= 0)
         out.push_back(u);
@@ -540,11 +555,14 @@ const NodePtr& base_of(const NodePtr& n) {
 }
 
 Scope make_scope(const std::vector<Target>& targets, const Places& placed, bool fuse) {
-  Builder b{targets, placed, fuse};
-  b.collect();
-  b.count();
-  b.anchor();
+  auto nodes = nodes_of(targets, placed);
+  Anchors anchors{nodes, fuse};
+  anchors.count();
+  anchors.anchor();
+  Builder b{std::move(nodes), fuse};
+  for (auto& t : targets) b.scope.targets[t.node.get()].push_back(&t);
   b.build();
+  b.scope.in_memory = std::move(b.nodes.in_memory);
   return std::move(b.scope);
 }
 
