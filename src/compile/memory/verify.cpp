@@ -25,20 +25,77 @@ using program::Program;
 using program::Step;
 using program::View;
 
-struct ProgramCheck {
-  // The elements that a view reaches in all iterations of the enclosing loops: the first, the last,
-  // and their least and greatest number.
-  struct Extent {
-    std::int64_t first, last, least = 1, most = 1;
+// The elements that a view reaches in all iterations of the enclosing loops: the first, the last,
+// and their least and greatest number.
+struct Extent {
+  std::int64_t first, last, least = 1, most = 1;
+};
+using Strides = std::vector<std::pair<std::int64_t, std::int64_t>>;  // pairs of stride and size
+// Returns a lower bound of the number of distinct elements. It is exact if each stride is at
+// least as large as the span of all shorter ones.
+std::int64_t elements_of(Strides strides) {
+  std::sort(strides.begin(), strides.end());
+  std::int64_t span = 1, least = 1;
+  for (auto [stride, size] : strides) {
+    if (stride >= span) least *= size;  // otherwise, elements may repeat
+    span += (size - 1) * stride;
+  }
+  return least;
+}
+using TripCounts = std::map<int, std::int64_t>;  // iterations of the enclosing loops, by variable
+Extent extent_of(const View& v, const Dims& dims, const std::vector<program::Indexed>& ids,
+                 const TripCounts& trip_counts) {
+  Extent e{v.offset, v.offset};
+  Strides strides;  // strides that are certainly traversed
+  auto reach = [&](std::int64_t size, std::int64_t stride, bool is_traversed) {
+    if (size <= 1 || stride == 0) return;
+    (stride < 0 ? e.first : e.last) += (size - 1) * stride;
+    if (is_traversed) strides.emplace_back(std::abs(stride), size);
+    e.most = std::min(e.most * size, most_elements);
   };
+  for (std::size_t d = 0; d < dims.size(); ++d) reach(dims[d], v.strides[d], true);
+  for (auto& i : ids) reach(i.size, i.stride, false);
+  for (auto& t : v.terms)
+    if (auto known = trip_counts.find(t.loop); t.slot >= 0)
+      reach(t.limit + 1, t.stride, false);
+    else if (known != trip_counts.end())
+      reach(known->second, t.stride, true);
+  e.least = elements_of(strides);
+  return e;
+}
+// Returns the table of a gather or scatter along an axis of size 0, which is not accessed.
+const View* untouched(const Step& s) {
+  auto empty = [](auto& x) {
+    return std::any_of(x.indexed.begin(), x.indexed.end(), [](auto& i) { return i.size == 0; });
+  };
+  return s.kind == Kind::gather && empty(s.gather)     ? &s.gather.table
+         : s.kind == Kind::scatter && empty(s.scatter) ? &s.scatter.target
+                                                       : nullptr;
+}
+// Returns true if two elements of the step are written to the same place. Strides of 0 belong to
+// dims that the result lacks.
+bool writes_twice(const Step& s, const View& v) {
+  if (s.kind == Kind::scatter || s.kind == Kind::collective || s.kind == Kind::host) return false;
+  auto dims = dims_of(s);
+  Strides strides;
+  std::int64_t points = 1;
+  for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
+    if (dims[d] > 1 && v.strides[d] != 0) {
+      strides.emplace_back(std::abs(v.strides[d]), dims[d]);
+      points *= dims[d];
+    }
 
+  return elements_of(strides) < points;
+}
+
+struct ProgramCheck {
   const Program& p;
   const char* after;
-  bool placed;                                   // slots have offsets
-  const std::vector<bool>& donated;              // by argument; missing entries are false
-  std::map<int, std::int64_t> trip_counts = {};  // enclosing loops, by variable
-  std::set<int> written = {};                    // memory with a value
-  std::vector<int> in_arena = {};                // nonempty slots of the arena, by offset
+  bool placed;                       // slots have offsets
+  const std::vector<bool>& donated;  // by argument; missing entries are false
+  TripCounts trip_counts = {};
+  std::set<int> written = {};      // memory with a value
+  std::vector<int> in_arena = {};  // nonempty slots of the arena, by offset
   // By slot of the arena: the slots whose bytes overlap it.
   std::vector<std::vector<int>> neighbors = {};
   // By slot: the step of the last write, and of the last scratch over it.
@@ -76,7 +133,7 @@ struct ProgramCheck {
     if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;  // a finish has no dims
     if (v.strides.size() != dims.size())
       bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
-    auto far = extent_of(v, dims, ids);
+    auto far = extent_of(v, dims, ids, trip_counts);
     for (auto& t : v.terms)
       if (t.slot < 0 && !trip_counts.count(t.loop))
         bad(s, "a view uses the index of a loop that does not contain it");
@@ -85,47 +142,6 @@ struct ProgramCheck {
       bad(s, fmt::format("a view reaches elements {} to {} of slot {}, which has {} bytes",
                          far.first, far.last, v.slot, bytes));
     extents.emplace_back(&v, far);
-  }
-  Extent extent_of(const View& v, const Dims& dims,
-                   const std::vector<program::Indexed>& ids) const {
-    Extent e{v.offset, v.offset};
-    Strides strides;  // strides that are certainly traversed
-    auto reach = [&](std::int64_t size, std::int64_t stride, bool is_traversed) {
-      if (size <= 1 || stride == 0) return;
-      (stride < 0 ? e.first : e.last) += (size - 1) * stride;
-      if (is_traversed) strides.emplace_back(std::abs(stride), size);
-      e.most = std::min(e.most * size, most_elements);
-    };
-    for (std::size_t d = 0; d < dims.size(); ++d) reach(dims[d], v.strides[d], true);
-    for (auto& i : ids) reach(i.size, i.stride, false);
-    for (auto& t : v.terms)
-      if (auto known = trip_counts.find(t.loop); t.slot >= 0)
-        reach(t.limit + 1, t.stride, false);
-      else if (known != trip_counts.end())
-        reach(known->second, t.stride, true);
-    e.least = elements_of(strides);
-    return e;
-  }
-  using Strides = std::vector<std::pair<std::int64_t, std::int64_t>>;  // pairs of stride and size
-  // Returns a lower bound of the number of distinct elements. It is exact if each stride is at
-  // least as large as the span of all shorter ones.
-  static std::int64_t elements_of(Strides strides) {
-    std::sort(strides.begin(), strides.end());
-    std::int64_t span = 1, least = 1;
-    for (auto [stride, size] : strides) {
-      if (stride >= span) least *= size;  // otherwise, elements may repeat
-      span += (size - 1) * stride;
-    }
-    return least;
-  }
-  // Returns the table of a gather or scatter along an axis of size 0, which is not accessed.
-  static const View* untouched(const Step& s) {
-    auto empty = [](auto& x) {
-      return std::any_of(x.indexed.begin(), x.indexed.end(), [](auto& i) { return i.size == 0; });
-    };
-    return s.kind == Kind::gather && empty(s.gather)     ? &s.gather.table
-           : s.kind == Kind::scatter && empty(s.scatter) ? &s.scatter.target
-                                                         : nullptr;
   }
   void views(const Step& s) {
     for (auto* operands : {&s.collective.x, &s.collective.out, &s.host.arrays})
@@ -219,21 +235,6 @@ struct ProgramCheck {
       fill(slot, {e->first * size, (e->last + 1) * size, e->most * size});
     else
       fill(slot, all_of(slot));  // an empty sum
-  }
-  // Returns true if two elements of the step are written to the same place. Strides of 0 belong to
-  // dims that the result lacks.
-  static bool writes_twice(const Step& s, const View& v) {
-    if (s.kind == Kind::scatter || s.kind == Kind::collective || s.kind == Kind::host) return false;
-    auto dims = dims_of(s);
-    Strides strides;
-    std::int64_t points = 1;
-    for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
-      if (dims[d] > 1 && v.strides[d] != 0) {
-        strides.emplace_back(std::abs(v.strides[d]), dims[d]);
-        points *= dims[d];
-      }
-
-    return elements_of(strides) < points;
   }
   Filled all_of(int slot) const { return {0, p.slot(slot).bytes, p.slot(slot).bytes}; }
   void fill(int slot, const Filled& more) {
