@@ -42,6 +42,35 @@ std::int64_t size_near_block(const ChunkKey& k, std::int64_t positions) {
   while (own % positions) ++positions;
   return positions;
 }
+// Returns tile sizes of these axes that have about `positions` positions together. The last axis
+// is filled first: given 128 positions of axes (8, 64), returns tiles of (2, 64).
+TileSizes sizes_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
+  TileSizes sizes;
+  std::int64_t inner = 1;
+  for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
+    sizes.insert(
+        sizes.begin(),
+        {*k, size_near_block(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
+    inner *= k->size;
+  }
+  return sizes;
+}
+std::int64_t positions(const std::vector<ChunkKey>& keys) {
+  std::int64_t n = 1;
+  for (auto& k : keys) n *= k.size;
+  return n;
+}
+// Returns a tile size of at most c with tiles of equal or nearly equal sizes. Large sizes are
+// multiples of block sizes that suit the machine, if the tiles cannot be equal.
+std::int64_t round_size(std::int64_t c, std::int64_t size) {
+  if (c >= size) return size;
+  std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
+  auto iterations = (size + c - 1) / c;
+  for (auto t = iterations; t <= iterations + iterations / 5; ++t)
+    if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last tile
+  auto even = ((size + iterations - 1) / iterations + unit - 1) / unit * unit;
+  return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
+}
 std::string text_of(const TileSizes& sizes) {
   std::string s;
   for (auto& [k, c] : sizes)
@@ -96,6 +125,33 @@ struct Trial {
   double contractions = 0;  // per position; not an integer if matmuls are saved
   program::Machine machine = {};
 };
+
+// Returns the contractions per position as text, rounded to a tenth: some iterations may reuse
+// matmuls that other iterations recompute.
+std::string contractions_text(const Trial& t) {
+  auto tenths = std::lround(10 * t.contractions);
+  auto part = tenths % 10 ? "." + std::to_string(tenths % 10) : "";
+  return std::to_string(tenths / 10) + part + (tenths == 10 ? " contraction" : " contractions");
+}
+// Returns why the plan of `t` was chosen. other: the next best plan.
+std::string reason_of(const Trial& t, const std::optional<Trial>& other, const ChunkKey& call,
+                      std::int64_t budget) {
+  auto& sizes = t.plan.sizes;
+  std::string why = t.plan.is_untiled() ? "the full region fits" : text_of(sizes);
+  why += ": " + contractions_text(t) + ", " + text_of(t.bytes) + " of " + text_of(budget);
+  if (t.parallel_slot_bytes > 0) why += ", parallel iterations";
+  if (call.scores && call.size % call.blocks)
+    why += "; keys are gathered, because " + to_string(Axis(call.axis, call.size)) +
+           " is not divisible by " + std::to_string(call.blocks) + " devices";
+  if (other && text_of(other->plan.sizes) != text_of(sizes)) {
+    auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
+    why += "; " + text_of(other->plan.sizes) + " would require " + contractions_text(*other) +
+           " and take about " + percent + "% longer";
+  } else if (!sizes.empty() && ChunkForm(call.form) != ChunkForm::automatic) {
+    why += "; the form was requested";
+  }
+  return why;
+}
 
 class TileSearch {
  public:
@@ -228,24 +284,6 @@ class TileSearch {
     else
       inner_axes_.push_back(*added_axis_);
   }
-  // Returns tile sizes of these axes that have about `positions` positions together. The last axis
-  // is filled first: given 128 positions of axes (8, 64), returns tiles of (2, 64).
-  static TileSizes sizes_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
-    TileSizes sizes;
-    std::int64_t inner = 1;
-    for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
-      sizes.insert(
-          sizes.begin(),
-          {*k, size_near_block(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
-      inner *= k->size;
-    }
-    return sizes;
-  }
-  static std::int64_t positions(const std::vector<ChunkKey>& keys) {
-    std::int64_t n = 1;
-    for (auto& k : keys) n *= k.size;
-    return n;
-  }
   TilePlan plan_rows_and_columns(std::int64_t rows, std::int64_t columns) const {
     auto sizes = sizes_of(outer_axes_, rows), more = sizes_of(inner_axes_, columns);
     sizes.insert(sizes.end(), more.begin(), more.end());
@@ -288,17 +326,6 @@ class TileSearch {
       if (t.bytes <= budget_ && t.cost < fits->cost) fits = std::move(t);
     }
     return fits;
-  }
-  // Returns a tile size of at most c with tiles of equal or nearly equal sizes. Large sizes are
-  // multiples of block sizes that suit the machine, if the tiles cannot be equal.
-  static std::int64_t round_size(std::int64_t c, std::int64_t size) {
-    if (c >= size) return size;
-    std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
-    auto iterations = (size + c - 1) / c;
-    for (auto t = iterations; t <= iterations + iterations / 5; ++t)
-      if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last tile
-    auto even = ((size + iterations - 1) / iterations + unit - 1) / unit * unit;
-    return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
   }
   std::optional<Trial> search_rows() const {
     auto keys = added_axis_ ? regions_.keys : outer_axes_;
@@ -400,26 +427,7 @@ class TileSearch {
 
   TilePlan with_reason(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
-    // rounded to a tenth: some iterations may reuse matmuls that other iterations recompute
-    auto contractions = [](const Trial& x) {
-      auto tenths = std::lround(10 * x.contractions);
-      auto part = tenths % 10 ? "." + std::to_string(tenths % 10) : "";
-      return std::to_string(tenths / 10) + part + (tenths == 10 ? " contraction" : " contractions");
-    };
-    auto& why = plan.options.why;
-    why = plan.is_untiled() ? "the full region fits" : text_of(plan.sizes);
-    why += ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
-    if (t.parallel_slot_bytes > 0) why += ", parallel iterations";
-    if (call_.scores && call_.size % call_.blocks)
-      why += "; keys are gathered, because " + to_string(Axis(call_.axis, call_.size)) +
-             " is not divisible by " + std::to_string(call_.blocks) + " devices";
-    if (other && text_of(other->plan.sizes) != text_of(plan.sizes)) {
-      auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
-      why += "; " + text_of(other->plan.sizes) + " would require " + contractions(*other) +
-             " and take about " + percent + "% longer";
-    } else if (!plan.sizes.empty() && ChunkForm(call_.form) != ChunkForm::automatic) {
-      why += "; the form was requested";
-    }
+    plan.options.why = reason_of(t, other, call_, budget_);
     return plan;
   }
   [[noreturn]] void refuse(const Trial& smallest) const {
