@@ -43,9 +43,7 @@ bool selects_operand(const Node& n) {
   return n.op->kind == Kind::map && n.op->code == Code::select;
 }
 bool reads_mask(const Node& n) { return selects_operand(n) || is_mask_cast(n); }
-bool is_elementwise(const Node& n) {
-  return n.op->kind == Kind::map || (is_transparent_view(n) && keeps_names(n));
-}
+bool is_elementwise(const Node& n) { return n.op->kind == Kind::map || keeps_names(n); }
 
 Nodes masks_of(const NodePtr& x, Name axis) {
   Nodes out;

@@ -26,7 +26,7 @@ class BlockRanges {
     if (is_number(mask)) return mask;
     const auto over = somewhere ? Monoid::max : Monoid::min;
     if (!tiled_axis(m)) return reduce(over, mask, {});
-    if (is_transparent_view(m) && keeps_names(m)) return truth(m.in[0], somewhere);
+    if (keeps_names(m)) return truth(m.in[0], somewhere);
     if (auto same = equal_mask(m)) {
       auto x = truth(same->mask, somewhere != same->negated);
       return x && same->negated ? logical_not(x) : x;
@@ -82,7 +82,7 @@ class BlockRanges {
                       integer(tiled->axis.size - 1, DType::i64));
       return IntegerRange{first, last};
     }
-    if (is_transparent_view(*x) && keeps_names(*x)) return range(x->in[0]);
+    if (keeps_names(*x)) return range(x->in[0]);
     if (auto computed = range_of_op(*x)) return in_dtype(*computed, dtype);
     if (x->op->kind == Kind::map || x->axes.size() > 1) return {};
     return IntegerRange{wide(reduced(x, Monoid::min, identity(Monoid::min, dtype))),

@@ -43,8 +43,8 @@ class Untiled {
     }
     if (auto positions = of_positions(*n)) return positions;
     const auto kind = n->op->kind;
-    bool supported = kind == Kind::map || kind == Kind::reduce || kind == Kind::contract ||
-                     (is_transparent_view(*n) && keeps_names(*n));
+    bool supported =
+        kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || keeps_names(*n);
     if (!supported) return nullptr;
     Nodes in;
     auto axes = n->axes;

@@ -197,9 +197,7 @@ class BlockSkipping {
       bool read = roots_.count(x) > 0;
       auto of = readers_.find(x);
       for (auto* r : of == readers_.end() ? std::vector<const Node*>() : of->second) {
-        bool elementwise =
-            (r->op->kind == Kind::map || (is_transparent_view(*r) && keeps_names(*r))) &&
-            has(r->axes, axis);
+        bool elementwise = (r->op->kind == Kind::map || keeps_names(*r)) && has(r->axes, axis);
         if (!elementwise)
           read = true;
         else if (seen.insert(r).second)
