@@ -46,80 +46,23 @@ std::string replaced(std::string source, const std::string& what, const std::str
   return source;
 }
 
-class Nest {
+// Where the values of an iteration are stored, and which bodies run as tiles (tiles.h).
+class NestMemory {
  public:
-  Nest(const Step& outermost, const Program& p, std::int64_t near, bool marks)
-      : loop_(outermost.loop), program_(p), loops_(parallel_nest(outermost)), marks_(marks) {
-    std::int64_t iterations = 1;
-    for (auto* s : loops_) {
-      iterations *= s->loop.trips;
-      nest_.loops.insert(s->loop.variable);
-    }
-
-    each_step(body(), [&](auto& s) {
-      if (s.kind == Kind::loop) nest_.loops.insert(s.loop.variable);
-    });
-    find_tiles(body(), near);
+  // near: bytes of shared memory that a block may use.
+  NestMemory(const Loop& loop, const std::vector<Step>& body, const Program& p, std::int64_t near)
+      : loop_(loop), body_(body), program_(p) {
+    find_tiles(body, near);
     place(near);
-    line("HALIAX_SHARED(shared);");
-    // added in each step, because an address would occupy registers all the time
-    near_start_ = argument({-1, stage_ + results_});
-    if (far_) {
-      auto start = argument({kArenaSlot, loop_.parallel_slot_start, {}, true}),
-           bytes = argument({-1, loop_.parallel_slot_bytes});
-      line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
-    }
-    if (marks_)
-      line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];",
-                       argument({kMarksSlot}), kMarks));
-    open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)",
-                     argument({-1, iterations})));
-    line("Word rest = turn;");
-    for (auto s = loops_.rbegin(); s != loops_.rend(); ++s) {
-      auto& l = (*s)->loop;
-      auto trips = argument({-1, l.trips});
-      count(l, fmt::format("rest % {}", trips), trips);
-      line(fmt::format("rest /= {};", trips));
-    }
-    steps(body());
-    if (marks_) line("if (threadIdx_x == 0) mark = 0;");
-    close();
-    // threads per block, and blocks per multiprocessor
-    out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";
-    out.source = kernel_source(nest_.arguments.size(), source_, out.bounds);
-    out.arguments = nest_.arguments;
-    out.blocks = std::min<std::int64_t>(iterations, far_ ? loop_.parallel_slots : 1 << 20);
-    out.threads = kNestThreads;
-    out.waits = true;
-    out.shared = stage_ + results_ + near_;
   }
-  Launch out;
+  std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles;  // by body
+  std::map<int, NestContext::Place> places;                              // by slot
+  // bytes of shared memory: staged operands, results of reductions, and other values
+  std::int64_t stage = kStageBytes, results = 0, values = 0;
+  bool far = false;  // some values are stored in a parallel slot
+  std::int64_t bytes() const { return stage + results + values; }
 
  private:
-  const std::vector<Step>& body() const { return loops_.back()->body; }
-  std::string argument(KernelArgument w) { return SourceWriter(&nest_).argument(std::move(w)); }
-  void line(const std::string& source) {
-    source_ += std::string(std::size_t(2 * depth_), ' ') + source + "\n";
-  }
-  void open(const std::string& source) {
-    line(source + " {");
-    ++depth_;
-  }
-  void close() {
-    --depth_;
-    line("}");
-  }
-
-  // Returns true if registers and shared memory suffice for two blocks per multiprocessor. Half of
-  // its 65,536 registers are 128 per thread. (For sm_80 the compiler uses a few more, and spills.)
-  bool two_at_a_time(std::int64_t near) const {
-    return !tiles_.empty() && near >= shared_limit_of(90) &&
-           2 * (stage_ + results_ + near_ + kKibi) <= near &&
-           std::all_of(tiles_.begin(), tiles_.end(),
-                       [](auto& t) { return t.second->registers() <= 80; });
-  }
-
-  // ---- placement of values ----
   // Returns true if the slot lives within an iteration.
   bool is_own(int slot) const {
     auto& s = program_.slot(slot);
@@ -135,27 +78,27 @@ class Nest {
         each_access(s, [&](int slot, bool, const View*) { touched[program_.memory(slot)] += by; });
       });
     };
-    count(body(), 1);
+    count(body_, 1);
     count(all, -1);
     auto lives_here = [&](int slot) { return is_own(slot) && touched[slot] == 0; };
     auto found = tile_group(all, program_, lives_here);
     if (found && found->stage_bytes() + found->fold_result_bytes() <= near) {
-      stage_ = std::max(stage_, found->stage_bytes());
-      results_ = std::max(results_, found->fold_result_bytes());
-      tiles_[&all] = std::move(found);
+      stage = std::max(stage, found->stage_bytes());
+      results = std::max(results, found->fold_result_bytes());
+      tiles[&all] = std::move(found);
       return;
     }
     for (auto& s : all) find_tiles(s.body, near);
   }
   bool is_unused(int slot) const {
-    return std::any_of(tiles_.begin(), tiles_.end(),
+    return std::any_of(tiles.begin(), tiles.end(),
                        [&](auto& t) { return t.second->unused.count(slot) > 0; });
   }
   // Places the values that live within an iteration: in shared memory as far as they fit.
   void place(std::int64_t most) {
     std::map<int, std::int64_t> touched;  // bytes accessed, per slot with its own memory
     std::set<int> slots;
-    each_repeated_step(body(), [&](auto& s, std::int64_t times) {
+    each_repeated_step(body_, [&](auto& s, std::int64_t times) {
       each_access(s, [&](int slot, bool, const View* v) {
         if (v && is_unused(slot)) return;
         slots.insert(slot);
@@ -164,29 +107,29 @@ class Nest {
     });
     std::erase_if(touched, [&](auto& t) { return !is_own(t.first); });
     auto starts = one_by_one(touched, most);
-    std::int64_t all = stage_ + results_;
+    std::int64_t all = stage + results;
     for (auto& [s, start] : starts)
-      all = std::max(all, stage_ + results_ + start + program_.slot(s).bytes);
-    if (tiles_.empty() || all > most) {
-      if (!tiles_.empty()) {
-        tiles_.clear();
-        stage_ = kStageBytes;
-        results_ = 0;
+      all = std::max(all, stage + results + start + program_.slot(s).bytes);
+    if (tiles.empty() || all > most) {
+      if (!tiles.empty()) {
+        tiles.clear();
+        stage = kStageBytes;
+        results = 0;
         return place(most);
       }
 
-      starts = stretch(touched, most - stage_);
+      starts = stretch(touched, most - stage);
     }
     for (int s : slots) {
       const int at = program_.memory(s);
       if (!touched.count(at)) continue;
       auto& slot = program_.slot(at);
       auto near = starts.find(at);
-      nest_.places[s] = near != starts.end()
-                            ? NestContext::Place{"near", near->second}
-                            : NestContext::Place{"far", slot.offset - loop_.parallel_slot_start};
-      if (near != starts.end()) near_ = std::max(near_, near->second + slot.bytes);
-      far_ |= near == starts.end();
+      places[s] = near != starts.end()
+                      ? NestContext::Place{"near", near->second}
+                      : NestContext::Place{"far", slot.offset - loop_.parallel_slot_start};
+      if (near != starts.end()) values = std::max(values, near->second + slot.bytes);
+      far |= near == starts.end();
     }
   }
   // Returns the slots in the most accessed range of the plan, with their offsets in this range.
@@ -215,7 +158,7 @@ class Nest {
   // byte, as long as a multiprocessor has space for two blocks.
   std::map<int, std::int64_t> one_by_one(const std::map<int, std::int64_t>& touched,
                                          std::int64_t most) const {
-    const auto room = most / 2 - kKibi - stage_ - results_;
+    const auto room = most / 2 - kKibi - stage - results;
     std::vector<int> order;
     for (auto& t : touched) order.push_back(t.first);
     auto worth = [&](int s) {
@@ -234,6 +177,84 @@ class Nest {
       }
 
     return out;
+  }
+
+  const Loop& loop_;
+  const std::vector<Step>& body_;
+  const Program& program_;
+};
+
+class Nest {
+ public:
+  Nest(const Step& outermost, const Program& p, std::int64_t near, bool marks)
+      : loop_(outermost.loop), loops_(parallel_nest(outermost)), memory_(loop_, body(), p, near),
+        marks_(marks) {
+    nest_.places = memory_.places;
+    std::int64_t iterations = 1;
+    for (auto* s : loops_) {
+      iterations *= s->loop.trips;
+      nest_.loops.insert(s->loop.variable);
+    }
+
+    each_step(body(), [&](auto& s) {
+      if (s.kind == Kind::loop) nest_.loops.insert(s.loop.variable);
+    });
+    line("HALIAX_SHARED(shared);");
+    // added in each step, because an address would occupy registers all the time
+    near_start_ = argument({-1, memory_.stage + memory_.results});
+    if (memory_.far) {
+      auto start = argument({kArenaSlot, loop_.parallel_slot_start, {}, true}),
+           bytes = argument({-1, loop_.parallel_slot_bytes});
+      line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
+    }
+    if (marks_)
+      line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];",
+                       argument({kMarksSlot}), kMarks));
+    open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)",
+                     argument({-1, iterations})));
+    line("Word rest = turn;");
+    for (auto s = loops_.rbegin(); s != loops_.rend(); ++s) {
+      auto& l = (*s)->loop;
+      auto trips = argument({-1, l.trips});
+      count(l, fmt::format("rest % {}", trips), trips);
+      line(fmt::format("rest /= {};", trips));
+    }
+    steps(body());
+    if (marks_) line("if (threadIdx_x == 0) mark = 0;");
+    close();
+    // threads per block, and blocks per multiprocessor
+    out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";
+    out.source = kernel_source(nest_.arguments.size(), source_, out.bounds);
+    out.arguments = nest_.arguments;
+    out.blocks = std::min<std::int64_t>(iterations, memory_.far ? loop_.parallel_slots : 1 << 20);
+    out.threads = kNestThreads;
+    out.waits = true;
+    out.shared = memory_.bytes();
+  }
+  Launch out;
+
+ private:
+  const std::vector<Step>& body() const { return loops_.back()->body; }
+  std::string argument(KernelArgument w) { return SourceWriter(&nest_).argument(std::move(w)); }
+  void line(const std::string& source) {
+    source_ += std::string(std::size_t(2 * depth_), ' ') + source + "\n";
+  }
+  void open(const std::string& source) {
+    line(source + " {");
+    ++depth_;
+  }
+  void close() {
+    --depth_;
+    line("}");
+  }
+
+  // Returns true if registers and shared memory suffice for two blocks per multiprocessor. Half of
+  // its 65,536 registers are 128 per thread. (For sm_80 the compiler uses a few more, and spills.)
+  bool two_at_a_time(std::int64_t near) const {
+    auto& tiles = memory_.tiles;
+    return !tiles.empty() && near >= shared_limit_of(90) && 2 * (memory_.bytes() + kKibi) <= near &&
+           std::all_of(tiles.begin(), tiles.end(),
+                       [](auto& t) { return t.second->registers() <= 80; });
   }
 
   // ---- steps ----
@@ -264,7 +285,7 @@ class Nest {
     line("}");
   }
   void steps(const std::vector<Step>& all) {
-    if (auto t = tiles_.find(&all); t != tiles_.end()) return tiles(*t->second, all);
+    if (auto t = memory_.tiles.find(&all); t != memory_.tiles.end()) return tiles(*t->second, all);
     for (auto& s : all) any(s);
   }
   void any(const Step& s) {
@@ -283,7 +304,7 @@ class Nest {
       }
       if (a.is_pass()) mark(all[std::size_t(g.first_of(a))]);
       if (a.flags >= 0) line(fmt::format("unsigned long long flags{} = 0;", a.flags));
-      step("", tile_source(g, a, nest_, stage_));
+      step("", tile_source(g, a, nest_, memory_.stage));
       if (a.is_pass()) wait();
     }
   }
@@ -384,13 +405,9 @@ class Nest {
   }
 
   const Loop& loop_;
-  const Program& program_;
   const std::vector<const Step*> loops_;
+  const NestMemory memory_;
   NestContext nest_;
-  std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;  // by body
-  // bytes of shared memory: staged operands, results of reductions, and other values
-  std::int64_t stage_ = kStageBytes, results_ = 0, near_ = 0;
-  bool far_ = false;  // some values are stored in a parallel slot
   const bool marks_;
   std::string source_, near_start_;
   int depth_ = 1, counted_ = 0;
