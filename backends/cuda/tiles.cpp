@@ -101,20 +101,94 @@ void require(bool fits) {
   if (!fits) throw Unfit{};
 }
 
+// The steps of the body. is_own: see tile_group.
+struct Body {
+  const std::vector<Step>& steps;
+  const Program& program;
+  const std::function<bool(int)>& is_own;
+
+  // Returns the slot whose memory a slot shares, or the slot itself.
+  int root(int slot) const { return slot < 0 ? slot : program.memory(slot); }
+  // Returns true if two slots may share memory. Small slots of the body do not.
+  bool overlap(int x, int y) const {
+    auto &a = program.slot(x), &b = program.slot(y);
+    auto shares = [&](int slot) { return is_own(slot) && program.slot(slot).bytes > small_bytes; };
+    return x == y || (shares(x) && shares(y) && a.offset < b.offset + b.bytes &&
+                      b.offset < a.offset + a.bytes);
+  }
+};
+View bare(View v) {
+  v.strides.clear();
+  return v;
+}
+View moved_by(View v, std::int64_t by) {
+  v.offset += by;
+  return bare(v);
+}
+
+// Row values that the body stored. Later loads of their views use the instruction that computed
+// them.
+class StoredRows {
+ public:
+  explicit StoredRows(const Body& body) : body_(body) {}
+  void add(const View& v, const Dims& strides, int value) {
+    stored_.push_back({bare(v), strides, value});
+  }
+  // Drops the values that a write to the view may overwrite.
+  void forget(const View& v) {
+    if (v.slot < 0) return;
+    std::erase_if(stored_, [&](auto& s) {
+      return body_.overlap(body_.root(s.view.slot), body_.root(v.slot));
+    });
+  }
+  // Returns the instruction of the stored value, or -1.
+  int find(const View& v, const Dims& strides) const {
+    for (auto& s : stored_)
+      if (s.view == bare(v) && s.strides == strides) return s.value;
+    return -1;
+  }
+
+ private:
+  struct Stored {
+    View view;
+    Dims strides;
+    int value = -1;
+  };
+  const Body& body_;
+  std::vector<Stored> stored_;
+};
+
+// A part of the computation: a step, a read of flags, a matmul, a reduction or a store.
+struct TileNode {
+  int at = 0;
+  const Step* step = nullptr;
+  int flags = -1, product = -1, fold = -1, store = -1;
+  std::set<int> reads = {}, writes = {};  // slots
+  std::set<int> folds = {};               // reductions that it depends on
+  bool is_tile() const { return product >= 0 || fold >= 0; }
+};
+
+// The parts that the steps compute, in the order of the steps.
+struct FoundTiles {
+  TileGroup group = {};
+  std::vector<TileNode> nodes = {};
+};
+
+// Finds the wide values, the instructions and the matmuls of the body.
 class Finder {
  public:
-  Finder(const std::vector<Step>& steps, const Program& p, const std::function<bool(int)>& is_own)
-      : steps_(steps), program_(p), is_own_(is_own) {}
+  explicit Finder(const Body& body) : body_(body), stored_(body) {}
   // Finds rows and columns: the dims of the first fused step that reads a 16-bit matmul.
   bool find_space() {
     std::set<int> created;
-    for (auto& s : steps_) {
-      if (auto b = block_of(s); b && is_16_bit(b->c->a.dtype)) created.insert(root(b->c->out.slot));
+    for (auto& s : body_.steps) {
+      if (auto b = block_of(s); b && is_16_bit(b->c->a.dtype))
+        created.insert(body_.root(b->c->out.slot));
       auto& f = s.fused;
       if (s.kind != Kind::fused || f.outer <= 0 || f.outer >= int(f.dims.size())) continue;
       for (auto& i : f.code) {
-        if (i.code != Code::load || !i.inner || !created.count(root(i.view.slot)) ||
-            !is_own_(root(i.view.slot)))
+        if (i.code != Code::load || !i.inner || !created.count(body_.root(i.view.slot)) ||
+            !body_.is_own(body_.root(i.view.slot)))
           continue;
         g_.rows = without_ones(Dims(f.dims.begin(), f.dims.begin() + f.outer));
         g_.columns = without_ones(Dims(f.dims.begin() + f.outer, f.dims.end()));
@@ -123,19 +197,18 @@ class Finder {
     }
     return false;
   }
-  TileGroup find() {
+  FoundTiles find() {
     rows_ = points(g_.rows);
     columns_ = points(g_.columns);
     require(rows_ < (1 << 16) && columns_ < (1 << 24));
     space_ = g_.rows;
     space_.insert(space_.end(), g_.columns.begin(), g_.columns.end());
     find_wide();
-    for (std::size_t k = 0; k < steps_.size();) k = add(k);
+    for (std::size_t k = 0; k < body_.steps.size();) k = add(k);
     require(!g_.products.empty());
-    for (int slot = 0; slot < int(program_.slots.size()); ++slot)
-      if (wide_.count(root(slot))) g_.unused.insert(slot);
-    order();
-    return std::move(g_);
+    for (int slot = 0; slot < int(body_.program.slots.size()); ++slot)
+      if (wide_.count(body_.root(slot))) g_.unused.insert(slot);
+    return {std::move(g_), std::move(nodes_)};
   }
 
  private:
@@ -144,7 +217,6 @@ class Finder {
     std::int64_t offset = -1, row = 0, column = 0;
     int value = -1;
   };
-  int root(int slot) const { return slot < 0 ? slot : program_.memory(slot); }
   bool in_space(const Step& s) const {
     if (s.kind != Kind::fused) return false;
     auto& f = s.fused;
@@ -155,15 +227,15 @@ class Finder {
   // Finds the wide slots: only 16-bit matmuls and fused steps over the space access them.
   void find_wide() {
     std::set<int> others;
-    for (auto& s : steps_) {
+    for (auto& s : body_.steps) {
       const bool fused = in_space(s);
       const auto block = block_of(s);
       each_view_within(s, [&](const View& v, bool) {
-        for (auto& t : v.terms) others.insert(root(t.slot));
-        const int r = root(v.slot);
+        for (auto& t : v.terms) others.insert(body_.root(t.slot));
+        const int r = body_.root(v.slot);
         if (r < 0) return;
         const auto b = bytes_of(v.dtype);
-        const bool large = is_own_(r) && program_.slot(r).bytes >= rows_ * columns_ * b;
+        const bool large = body_.is_own(r) && body_.program.slot(r).bytes >= rows_ * columns_ * b;
         if (large && (fused || (block && is_16_bit(block->c->a.dtype))))
           wide_[r];
         else
@@ -174,7 +246,7 @@ class Finder {
   }
   bool touches_wide(const Step& s) const {
     bool out = false;
-    each_view_within(s, [&](const View& v, bool) { out |= wide_.count(root(v.slot)) > 0; });
+    each_view_within(s, [&](const View& v, bool) { out |= wide_.count(body_.root(v.slot)) > 0; });
     return out;
   }
   void look(Wide& w, std::int64_t offset, std::int64_t row, std::int64_t column) {
@@ -188,10 +260,10 @@ class Finder {
     require(w.offset == offset && w.row == row && w.column == column);
   }
   std::size_t add(std::size_t k) {
-    auto& s = steps_[k];
+    auto& s = body_.steps[k];
     if (!touches_wide(s)) {
       nodes_.push_back({.at = int(k), .step = &s});
-      each_view_within(s, [&](const View& v, bool writes) { writes ? forget(v) : void(); });
+      each_view_within(s, [&](const View& v, bool writes) { writes ? stored_.forget(v) : void(); });
       return k + 1;
     }
     if (s.kind == Kind::fused) {
@@ -216,23 +288,8 @@ class Finder {
     return push({.code = Code::cast, .dtype = d, .args = {value, -1, -1, -1}, .inner = from.inner},
                 {}, at);
   }
-  // A row value that the body stored: later loads of its view use the instruction `value`.
-  struct Stored {
-    View view;
-    Dims strides;
-    int value = -1;
-  };
-  void forget(const View& v) {
-    if (v.slot < 0) return;
-    std::erase_if(stored_, [&](auto& s) { return overlap(root(s.view.slot), root(v.slot)); });
-  }
-  int stored(const View& v, const Dims& strides) const {
-    for (auto& s : stored_)
-      if (bare(s.view) == bare(v) && s.strides == strides) return s.value;
-    return -1;
-  }
   void add_fused(const Fused& f, int at) {
-    require(in_space(steps_[std::size_t(at)]));
+    require(in_space(body_.steps[std::size_t(at)]));
     const bool points_only = f.outer == int(f.dims.size());
     std::vector<int> here(f.code.size(), -1);
     for (std::size_t k = 0; k < f.code.size(); ++k) {
@@ -242,7 +299,7 @@ class Finder {
       for (int& a : i.args)
         if (a >= 0) a = here[std::size_t(a)];
       auto strides = placed ? strides_of(f.dims, access_strides(f, f.code[k])) : Dims{};
-      auto wide = i.view.slot >= 0 ? wide_.find(root(i.view.slot)) : wide_.end();
+      auto wide = i.view.slot >= 0 ? wide_.find(body_.root(i.view.slot)) : wide_.end();
       if (wide != wide_.end()) {
         require(i.inner && i.view.terms.empty() && (i.code == Code::load || i.code == Code::store));
         auto row = as_one(space_, strides, 0, g_.rows.size()),
@@ -263,17 +320,17 @@ class Finder {
       for (std::size_t d = 0; d < strides.size(); ++d) reach += std::abs(strides[d]) * space_[d];
       require(reach < kMax32BitPosition);
       const bool is_row = !i.inner && i.view.slot >= 0;
-      if (const int value = is_row && i.code == Code::load ? stored(i.view, strides) : -1;
+      if (const int value = is_row && i.code == Code::load ? stored_.find(i.view, strides) : -1;
           value >= 0) {
         here[k] = cast_to(i.dtype, value, at);
         continue;
       }
       if (store) {
-        forget(i.view);
+        stored_.forget(i.view);
         const bool moves = std::any_of(i.view.terms.begin(), i.view.terms.end(),
                                        [](auto& t) { return t.slot >= 0; });
-        if (is_row && i.code == Code::store && is_own_(root(i.view.slot)) && !moves)
-          stored_.push_back({i.view, strides, cast_to(i.view.dtype, i.args[0], at)});
+        if (is_row && i.code == Code::store && body_.is_own(body_.root(i.view.slot)) && !moves)
+          stored_.add(i.view, strides, cast_to(i.view.dtype, i.args[0], at));
       }
       here[k] = push(std::move(i), std::move(strides), at);
       if (store) nodes_.push_back({.at = at, .store = here[k]});
@@ -283,16 +340,17 @@ class Finder {
 
   // ---- matmuls ----
   std::size_t add_product(std::size_t at) {
-    const auto first = block_of(steps_[at]);
+    const auto first = block_of(body_.steps[at]);
     require(first.has_value());
     auto& c = *first->c;
-    const bool wide_a = wide_.count(root(c.a.slot)) > 0, wide_b = wide_.count(root(c.b.slot)) > 0,
-               wide_out = wide_.count(root(c.out.slot)) > 0;
+    const bool wide_a = wide_.count(body_.root(c.a.slot)) > 0,
+               wide_b = wide_.count(body_.root(c.b.slot)) > 0,
+               wide_out = wide_.count(body_.root(c.out.slot)) > 0;
     require(wide_a + wide_b + wide_out == 1 && is_16_bit(c.a.dtype) && c.a.dtype == c.b.dtype);
     require(is_16_bit(c.out.dtype) || c.out.dtype == DType::f32);
     TileProduct p{.dtype = c.a.dtype, .adds = c.accumulate, .at = int(at)};
     auto& f = first->sides;
-    auto& wide = wide_[root(wide_a ? c.a.slot : wide_b ? c.b.slot : c.out.slot)];
+    auto& wide = wide_[body_.root(wide_a ? c.a.slot : wide_b ? c.b.slot : c.out.slot)];
     std::int64_t steps[3] = {};
     const View a = bare(first_of(c.a, first->variable, steps[0])),
                b = bare(first_of(c.b, first->variable, steps[1])),
@@ -349,8 +407,8 @@ class Finder {
     }
     ++k;
     if (columns < columns_) {
-      require(k < steps_.size());
-      const auto rest = block_of(steps_[k]);
+      require(k < body_.steps.size());
+      const auto rest = block_of(body_.steps[k]);
       require(rest && rest->trips == 1 && (rest->flag != nullptr) == p.has_flags);
       auto& r = rest->sides;
       for (auto d : {is_m, is_n, is_k}) {
@@ -359,24 +417,15 @@ class Finder {
       }
       const View* other[3] = {&rest->c->a, &rest->c->b, &rest->c->out};
       for (int v = 0; v < 3; ++v)
-        require(moved(views[v], next[v] * columns) == bare(*other[v]) &&
+        require(moved_by(views[v], next[v] * columns) == bare(*other[v]) &&
                 first.c->accumulate == rest->c->accumulate);
-      if (p.has_flags) require(moved(p.flag, p.flag_step * first.trips) == bare(*rest->flag));
+      if (p.has_flags) require(moved_by(p.flag, p.flag_step * first.trips) == bare(*rest->flag));
       columns = columns_;
       ++k;
     }
     require(columns == columns_ && (!p.has_flags || (columns_ + width - 1) / width <= 64));
     return k;
   }
-  static View bare(View v) {
-    v.strides.clear();
-    return v;
-  }
-  static View moved(View v, std::int64_t by) {
-    v.offset += by;
-    return bare(v);
-  }
-
   void make(Wide& w, TileProduct& p, DType d) {
     if (w.value >= 0) {
       auto& before = g_.code[std::size_t(w.value)];
@@ -396,7 +445,7 @@ class Finder {
     require(p.adds || (!p.has_flags && (rows_ <= 64 || p.kind == TileProduct::Kind::over_columns)));
     const int number = int(g_.products.size());
     p.value = w.value;
-    forget(p.out.view);
+    stored_.forget(p.out.view);
     add_flags(p, number);
     nodes_.push_back({.at = p.at, .product = number});
     g_.products.push_back(p);
@@ -405,213 +454,23 @@ class Finder {
     if (p.has_flags) nodes_.push_back({.at = p.at, .flags = number});
   }
 
-  // ---- order of execution ----
-  struct Node {
-    int at = 0;
-    const Step* step = nullptr;
-    int flags = -1, product = -1, fold = -1, store = -1;
-    std::set<int> reads = {}, writes = {};  // slots
-    std::set<int> folds = {};               // reductions that it depends on
-    bool is_tile() const { return product >= 0 || fold >= 0; }
-  };
-  void touch(std::set<int>& to, const View& v) const {
-    if (v.slot >= 0 && !wide_.count(root(v.slot))) to.insert(root(v.slot));
-    for (auto& t : v.terms)
-      if (t.slot >= 0) to.insert(root(t.slot));
-  }
-  std::set<int> read_by(int instr) const {
-    std::set<int> out;
-    const int p = g_.product_of[std::size_t(instr)];
-    if (p >= 0) {
-      touch(out, g_.products[std::size_t(p)].x.view);
-      touch(out, g_.products[std::size_t(p)].y.view);
-    } else if (g_.code[std::size_t(instr)].code == Code::load)
-      touch(out, g_.code[std::size_t(instr)].view);
-    return out;
-  }
-  void look_at(Node& n) {
-    if (n.step)
-      return each_view_within(*n.step, [&](const View& v, bool writes) {
-        touch(n.reads, v);
-        if (writes) touch(n.writes, v);
-      });
-    if (n.flags >= 0) return touch(n.reads, g_.products[std::size_t(n.flags)].flag);
-    int value = n.fold;
-    if (n.store >= 0) {
-      value = n.store;
-      touch(n.writes, g_.code[std::size_t(n.store)].view);
-      n.reads = n.writes;
-    }
+  const Body& body_;
+  TileGroup g_;
+  Dims space_;
+  std::int64_t rows_ = 0, columns_ = 0;
+  std::map<int, Wide> wide_;
+  StoredRows stored_;
+  std::vector<TileNode> nodes_;
+};
 
-    if (n.product >= 0) {
-      auto& p = g_.products[std::size_t(n.product)];
-      value = p.value;
-      touch(n.writes, p.out.view);
-      touch(n.reads, p.x.view);
-      touch(n.reads, p.y.view);
-      touch(n.reads, p.out.view);
-    }
-    for (int i : g_.sources(value)) {
-      if (i != value && is_reduction(g_.code[std::size_t(i)].code)) n.folds.insert(i);
-      n.reads.merge(read_by(i));
-    }
-    if (n.product >= 0 && is_reduction(g_.code[std::size_t(value)].code)) n.folds.insert(value);
-  }
-  // Returns true if two slots may share memory. Small slots of the body do not.
-  bool overlap(int x, int y) const {
-    auto &a = program_.slot(x), &b = program_.slot(y);
-    auto shares = [&](int slot) {
-      return is_own_(slot) && program_.slot(slot).bytes > small_bytes;
-    };
-    return x == y || (shares(x) && shares(y) && a.offset < b.offset + b.bytes &&
-                      b.offset < a.offset + a.bytes);
-  }
-  bool meet(const std::set<int>& x, const std::set<int>& y) const {
-    return std::any_of(x.begin(), x.end(), [&](int i) {
-      return std::any_of(y.begin(), y.end(), [&](int j) { return overlap(i, j); });
-    });
-  }
-  bool waits_for(const Node& later, const Node& n) const {
-    if (n.fold >= 0 && later.folds.count(n.fold)) return true;
-    if (n.flags >= 0 && later.is_tile()) {  // the flags of its matmuls are read first
-      const int value =
-          later.product >= 0 ? g_.products[std::size_t(later.product)].value : later.fold;
-      if (n.flags == later.product) return true;
-      for (int i : g_.sources(value))
-        if (g_.product_of[std::size_t(i)] == n.flags) return true;
-    }
-    return meet(n.writes, later.reads) || meet(n.writes, later.writes) ||
-           meet(n.reads, later.writes);
-  }
-  // Requires that an instruction reads the same values at a later node as at its step.
-  void require_same_again(const Node& n) const {
-    if (n.step || n.flags >= 0) return;
-    const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value
-                      : n.fold >= 0  ? n.fold
-                                     : n.store;
-    for (int i : g_.sources(value))
-      for (auto& other : nodes_)
-        require(other.at <= g_.home[std::size_t(i)] || other.at >= n.at ||
-                !meet(other.writes, read_by(i)));
-  }
-  // Adds early reductions and matmuls to a pass that computes a maximum. They may depend on the
-  // maximum and on early reductions of the pass. `begun` is the action that starts a node; a later
-  // pass completes it if this one does not process all of its blocks.
-  void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind,
-                  std::vector<int>& begun) {
-    const SkippedBlock left_out(g_);
-    const auto requested = needed_blocks(g_, left_out, pass.folds, pass.products);
-    const auto ready = behind;
-    for (int top : pass.folds) {
-      auto& max = g_.code[std::size_t(top)];
-      if (pass.top >= 0 || max.code != Code::reduce_max || max.dtype != DType::f32) continue;
-      if (!g_.code[std::size_t(max.args[0])].inner) continue;
-      int shift = -1;
-      std::set<int> pending{top};
-      for (std::size_t k = 0; k < nodes_.size(); ++k) {
-        auto& n = nodes_[k];
-        if (ready[k] || done[k] || begun[k] >= 0 || !n.is_tile()) continue;
-        if (n.product >= 0 && product(n).kind != TileProduct::Kind::over_columns) continue;
-        const int value = n.fold >= 0 ? g_.code[std::size_t(n.fold)].args[0] : product(n).value;
-        const auto known = scaled(g_, value, top, pending, n.product >= 0);
-        bool whole = true;  // the pass processes all blocks that n requires
-        if (!known || (shift >= 0 && shift != known->shift) || !may_begin(k, done, ready, begun))
-          continue;
-        if (n.fold >= 0 && !is_sum(n.fold, requested, left_out)) continue;
-        if (!wants_all(n, requested, whole)) continue;
-        pass.top = top;
-        shift = known->shift;
-        begun[k] = int(g_.actions.size());
-        if (n.fold >= 0) {
-          pending.insert(n.fold);
-          pass.early_reductions.push_back(n.fold);
-        } else
-          pass.early_products.push_back(n.product);
-        if (whole) behind[k] = true;
-      }
-    }
-  }
-  const TileProduct& product(const Node& n) const { return g_.products[std::size_t(n.product)]; }
-  bool is_sum(int fold, const NeededBlocks& requested, const SkippedBlock& left_out) const {
-    auto& in = g_.code[std::size_t(fold)];
-    return in.code == Code::reduce_sum && in.dtype == DType::f32 &&
-           (requested.always || left_out.folds(g_, fold));
-  }
-  // Returns true if the node depends only on nodes that are done, reductions of this pass and
-  // flags.
-  bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
-                 const std::vector<int>& begun) const {
-    auto& n = nodes_[k];
-    for (std::size_t j = 0; j < k; ++j) {
-      auto& before = nodes_[j];
-      const bool here = ready[j] || begun[j] == int(g_.actions.size());
-      if (done[j]) continue;
-      if (before.fold >= 0 && n.folds.count(before.fold) && !here) return false;
-      if (meet(before.writes, n.reads) || meet(before.writes, n.writes) ||
-          meet(before.reads, n.writes))
-        return false;
-    }
-    return true;
-  }
-  // Returns true if the node requires each block of the pass; `whole`: and no others.
-  bool wants_all(const Node& n, const NeededBlocks& requested, bool& whole) const {
-    const int value = n.fold >= 0 ? n.fold : product(n).value;
-    std::set<int> flags;
-    if (n.product >= 0) {
-      if (product(n).has_flags)
-        flags.insert(n.product);
-      else if (!requested.always)
-        return false;
-    }
-    for (int i : g_.sources(value))
-      if (int p = g_.product_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags)
-        flags.insert(p);
-    for (int p : flags) {
-      if (requested.always) return false;
-      whole &= requested.flags.count(p) > 0;
-      for (int w : requested.flags)
-        if (!follows(g_.products[std::size_t(w)], g_.products[std::size_t(p)])) return false;
-    }
-    return true;
-  }
-  // Returns true if b computes each block that a computes: equal flags, or (flags of a) | x.
-  bool follows(const TileProduct& a, const TileProduct& b) const {
-    auto same = [&](const View& v, std::int64_t step, const TileProduct& p) {
-      return bare(rooted(v)) == bare(rooted(p.flag)) && step == p.flag_step;
-    };
-    if (same(a.flag, a.flag_step, b)) return true;
-    auto writes = [&](int k, const TileProduct& p) {
-      bool out = false;
-      each_view_within(steps_[std::size_t(k)], [&](const View& v, bool w) {
-        out |= w && overlap(root(v.slot), root(p.flag.slot));
-      });
-      return out;
-    };
-    int writer = b.at - 1;  // last step that writes b's flags; it may overwrite a's
-    while (writer > a.at && !writes(writer, b)) --writer;
-    for (int k = a.at + 1; k < writer; ++k)
-      if (writes(k, a)) return false;
-    auto& f = steps_[std::size_t(writer)].fused;
-    auto is_flag = [&](const Instr& i, Code c, const TileProduct& p) {
-      const auto strides = strides_of(f.dims, i.view.strides);
-      return i.code == c && strides.size() == 1 && same(i.view, strides[0], p);
-    };
-    auto made_of_a = [&](int value) {
-      auto& in = f.code[std::size_t(value)];
-      return in.code == Code::bit_or && (is_flag(f.code[std::size_t(in.args[0])], Code::load, a) ||
-                                         is_flag(f.code[std::size_t(in.args[1])], Code::load, a));
-    };
-    return writer > a.at && steps_[std::size_t(writer)].kind == Kind::fused &&
-           std::any_of(f.code.begin(), f.code.end(),
-                       [&](auto& i) { return is_flag(i, Code::store, b) && made_of_a(i.args[0]); });
-  }
-  View rooted(View v) const {
-    v.slot = root(v.slot);
-    return v;
-  }
+// Orders the parts, and groups them into the actions of the group.
+class TileSchedule {
+ public:
+  TileSchedule(const Body& body, FoundTiles& found)
+      : body_(body), g_(found.group), nodes_(found.nodes) {}
   // Groups the nodes into actions. Steps and reads of flags run as soon as they are ready. If none
   // is, one pass computes all that is ready. Incomplete early results get a pass of their own.
-  void order() {
+  void run() {
     for (auto& n : nodes_) look_at(n);
     for (auto& n : nodes_) require_same_again(n);
     std::vector<bool> done(nodes_.size());
@@ -658,15 +517,199 @@ class Finder {
     require(std::all_of(done.begin(), done.end(), [](bool b) { return b; }));
   }
 
-  const std::vector<Step>& steps_;
-  const Program& program_;
-  const std::function<bool(int)>& is_own_;
-  TileGroup g_;
-  Dims space_;
-  std::int64_t rows_ = 0, columns_ = 0;
-  std::map<int, Wide> wide_;
-  std::vector<Stored> stored_;
-  std::vector<Node> nodes_;
+ private:
+  void touch(std::set<int>& to, const View& v) const {
+    if (v.slot >= 0 && !g_.unused.count(v.slot)) to.insert(body_.root(v.slot));
+    for (auto& t : v.terms)
+      if (t.slot >= 0) to.insert(body_.root(t.slot));
+  }
+  std::set<int> read_by(int instr) const {
+    std::set<int> out;
+    const int p = g_.product_of[std::size_t(instr)];
+    if (p >= 0) {
+      touch(out, g_.products[std::size_t(p)].x.view);
+      touch(out, g_.products[std::size_t(p)].y.view);
+    } else if (g_.code[std::size_t(instr)].code == Code::load)
+      touch(out, g_.code[std::size_t(instr)].view);
+    return out;
+  }
+  void look_at(TileNode& n) {
+    if (n.step)
+      return each_view_within(*n.step, [&](const View& v, bool writes) {
+        touch(n.reads, v);
+        if (writes) touch(n.writes, v);
+      });
+    if (n.flags >= 0) return touch(n.reads, g_.products[std::size_t(n.flags)].flag);
+    int value = n.fold;
+    if (n.store >= 0) {
+      value = n.store;
+      touch(n.writes, g_.code[std::size_t(n.store)].view);
+      n.reads = n.writes;
+    }
+
+    if (n.product >= 0) {
+      auto& p = g_.products[std::size_t(n.product)];
+      value = p.value;
+      touch(n.writes, p.out.view);
+      touch(n.reads, p.x.view);
+      touch(n.reads, p.y.view);
+      touch(n.reads, p.out.view);
+    }
+    for (int i : g_.sources(value)) {
+      if (i != value && is_reduction(g_.code[std::size_t(i)].code)) n.folds.insert(i);
+      n.reads.merge(read_by(i));
+    }
+    if (n.product >= 0 && is_reduction(g_.code[std::size_t(value)].code)) n.folds.insert(value);
+  }
+  bool meet(const std::set<int>& x, const std::set<int>& y) const {
+    return std::any_of(x.begin(), x.end(), [&](int i) {
+      return std::any_of(y.begin(), y.end(), [&](int j) { return body_.overlap(i, j); });
+    });
+  }
+  bool waits_for(const TileNode& later, const TileNode& n) const {
+    if (n.fold >= 0 && later.folds.count(n.fold)) return true;
+    if (n.flags >= 0 && later.is_tile()) {  // the flags of its matmuls are read first
+      const int value =
+          later.product >= 0 ? g_.products[std::size_t(later.product)].value : later.fold;
+      if (n.flags == later.product) return true;
+      for (int i : g_.sources(value))
+        if (g_.product_of[std::size_t(i)] == n.flags) return true;
+    }
+    return meet(n.writes, later.reads) || meet(n.writes, later.writes) ||
+           meet(n.reads, later.writes);
+  }
+  // Requires that an instruction reads the same values at a later node as at its step.
+  void require_same_again(const TileNode& n) const {
+    if (n.step || n.flags >= 0) return;
+    const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value
+                      : n.fold >= 0  ? n.fold
+                                     : n.store;
+    for (int i : g_.sources(value))
+      for (auto& other : nodes_)
+        require(other.at <= g_.home[std::size_t(i)] || other.at >= n.at ||
+                !meet(other.writes, read_by(i)));
+  }
+  // Adds early reductions and matmuls to a pass that computes a maximum. They may depend on the
+  // maximum and on early reductions of the pass. `begun` is the action that starts a node; a later
+  // pass completes it if this one does not process all of its blocks.
+  void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind,
+                  std::vector<int>& begun) {
+    const SkippedBlock left_out(g_);
+    const auto requested = needed_blocks(g_, left_out, pass.folds, pass.products);
+    const auto ready = behind;
+    for (int top : pass.folds) {
+      auto& max = g_.code[std::size_t(top)];
+      if (pass.top >= 0 || max.code != Code::reduce_max || max.dtype != DType::f32) continue;
+      if (!g_.code[std::size_t(max.args[0])].inner) continue;
+      int shift = -1;
+      std::set<int> pending{top};
+      for (std::size_t k = 0; k < nodes_.size(); ++k) {
+        auto& n = nodes_[k];
+        if (ready[k] || done[k] || begun[k] >= 0 || !n.is_tile()) continue;
+        if (n.product >= 0 && product(n).kind != TileProduct::Kind::over_columns) continue;
+        const int value = n.fold >= 0 ? g_.code[std::size_t(n.fold)].args[0] : product(n).value;
+        const auto known = scaled(g_, value, top, pending, n.product >= 0);
+        bool whole = true;  // the pass processes all blocks that n requires
+        if (!known || (shift >= 0 && shift != known->shift) || !may_begin(k, done, ready, begun))
+          continue;
+        if (n.fold >= 0 && !is_sum(n.fold, requested, left_out)) continue;
+        if (!wants_all(n, requested, whole)) continue;
+        pass.top = top;
+        shift = known->shift;
+        begun[k] = int(g_.actions.size());
+        if (n.fold >= 0) {
+          pending.insert(n.fold);
+          pass.early_reductions.push_back(n.fold);
+        } else
+          pass.early_products.push_back(n.product);
+        if (whole) behind[k] = true;
+      }
+    }
+  }
+  const TileProduct& product(const TileNode& n) const {
+    return g_.products[std::size_t(n.product)];
+  }
+  bool is_sum(int fold, const NeededBlocks& requested, const SkippedBlock& left_out) const {
+    auto& in = g_.code[std::size_t(fold)];
+    return in.code == Code::reduce_sum && in.dtype == DType::f32 &&
+           (requested.always || left_out.folds(g_, fold));
+  }
+  // Returns true if the node depends only on nodes that are done, reductions of this pass and
+  // flags.
+  bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
+                 const std::vector<int>& begun) const {
+    auto& n = nodes_[k];
+    for (std::size_t j = 0; j < k; ++j) {
+      auto& before = nodes_[j];
+      const bool here = ready[j] || begun[j] == int(g_.actions.size());
+      if (done[j]) continue;
+      if (before.fold >= 0 && n.folds.count(before.fold) && !here) return false;
+      if (meet(before.writes, n.reads) || meet(before.writes, n.writes) ||
+          meet(before.reads, n.writes))
+        return false;
+    }
+    return true;
+  }
+  // Returns true if the node requires each block of the pass; `whole`: and no others.
+  bool wants_all(const TileNode& n, const NeededBlocks& requested, bool& whole) const {
+    const int value = n.fold >= 0 ? n.fold : product(n).value;
+    std::set<int> flags;
+    if (n.product >= 0) {
+      if (product(n).has_flags)
+        flags.insert(n.product);
+      else if (!requested.always)
+        return false;
+    }
+    for (int i : g_.sources(value))
+      if (int p = g_.product_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags)
+        flags.insert(p);
+    for (int p : flags) {
+      if (requested.always) return false;
+      whole &= requested.flags.count(p) > 0;
+      for (int w : requested.flags)
+        if (!follows(g_.products[std::size_t(w)], g_.products[std::size_t(p)])) return false;
+    }
+    return true;
+  }
+  // Returns true if b computes each block that a computes: equal flags, or (flags of a) | x.
+  bool follows(const TileProduct& a, const TileProduct& b) const {
+    auto same = [&](const View& v, std::int64_t step, const TileProduct& p) {
+      return bare(rooted(v)) == bare(rooted(p.flag)) && step == p.flag_step;
+    };
+    if (same(a.flag, a.flag_step, b)) return true;
+    auto writes = [&](int k, const TileProduct& p) {
+      bool out = false;
+      each_view_within(body_.steps[std::size_t(k)], [&](const View& v, bool w) {
+        out |= w && body_.overlap(body_.root(v.slot), body_.root(p.flag.slot));
+      });
+      return out;
+    };
+    int writer = b.at - 1;  // last step that writes b's flags; it may overwrite a's
+    while (writer > a.at && !writes(writer, b)) --writer;
+    for (int k = a.at + 1; k < writer; ++k)
+      if (writes(k, a)) return false;
+    auto& f = body_.steps[std::size_t(writer)].fused;
+    auto is_flag = [&](const Instr& i, Code c, const TileProduct& p) {
+      const auto strides = strides_of(f.dims, i.view.strides);
+      return i.code == c && strides.size() == 1 && same(i.view, strides[0], p);
+    };
+    auto made_of_a = [&](int value) {
+      auto& in = f.code[std::size_t(value)];
+      return in.code == Code::bit_or && (is_flag(f.code[std::size_t(in.args[0])], Code::load, a) ||
+                                         is_flag(f.code[std::size_t(in.args[1])], Code::load, a));
+    };
+    return writer > a.at && body_.steps[std::size_t(writer)].kind == Kind::fused &&
+           std::any_of(f.code.begin(), f.code.end(),
+                       [&](auto& i) { return is_flag(i, Code::store, b) && made_of_a(i.args[0]); });
+  }
+  View rooted(View v) const {
+    v.slot = body_.root(v.slot);
+    return v;
+  }
+
+  const Body& body_;
+  TileGroup& g_;
+  std::vector<TileNode>& nodes_;
 };
 
 }  // namespace
@@ -698,10 +741,13 @@ std::int64_t TileGroup::fold_result_bytes() const {
 
 std::unique_ptr<TileGroup> tile_group(const std::vector<Step>& steps, const Program& p,
                                       const std::function<bool(int)>& is_own) {
-  Finder finder(steps, p, is_own);
+  const Body body{steps, p, is_own};
+  Finder finder(body);
   if (!finder.find_space()) return nullptr;
   try {
-    return std::make_unique<TileGroup>(finder.find());
+    auto found = finder.find();
+    TileSchedule(body, found).run();
+    return std::make_unique<TileGroup>(std::move(found.group));
   } catch (const Unfit&) {
     return nullptr;
   }
