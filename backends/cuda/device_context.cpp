@@ -181,43 +181,32 @@ void DeviceContext::copy_there(const Box& b) {
     api.launch(stream, api.compile(device, {named(l.source)})[0], l, words.data());
   }
 }
-void DeviceContext::put(const Box& b) {
+void DeviceContext::transfer(const Box& b, bool to_device) {
   std::lock_guard hold(copying_);
   checked_call([&] {
     const auto bytes = points(b.dims) * b.width;
     const bool as_it_is = in_one_piece(b.dims, b.from_strides),
                direct = in_one_piece(b.dims, b.to_strides);
-    Memory here, there;
+    auto memory = [&](bool on_device) { return on_device ? allocate(bytes) : host_memory(bytes); };
+    auto copied = [&](const Box& part, bool on_device) {
+      on_device ? copy_there(part) : copy_on_host(part);
+    };
+    Memory packed, arrived;
     if (!as_it_is) {
-      here = host_memory(bytes);
-      copy_on_host(to_packed(b, here.get()));
+      packed = memory(!to_device);
+      copied(to_packed(b, packed.get()), !to_device);
     }
 
-    if (!direct) there = allocate(bytes);
-    put_bytes(static_cast<std::byte*>(direct ? b.to : there.get()),
-              static_cast<const std::byte*>(as_it_is ? b.from : here.get()), bytes);
-    if (!direct) copy_there(from_packed(b, there.get()));
+    if (!direct) arrived = memory(to_device);
+    auto* to = static_cast<std::byte*>(direct ? b.to : arrived.get());
+    auto* from = static_cast<const std::byte*>(as_it_is ? b.from : packed.get());
+    to_device ? put_bytes(to, from, bytes) : get_bytes(to, from, bytes);
+    if (!to_device && bytes == 0) api.wait(stream);
+    if (!direct) copied(from_packed(b, arrived.get()), to_device);
   });
 }
-void DeviceContext::get(const Box& b) {
-  std::lock_guard hold(copying_);
-  checked_call([&] {
-    const auto bytes = points(b.dims) * b.width;
-    const bool as_it_is = in_one_piece(b.dims, b.from_strides),
-               direct = in_one_piece(b.dims, b.to_strides);
-    Memory here, there;
-    if (!as_it_is) {
-      there = allocate(bytes);
-      copy_there(to_packed(b, there.get()));
-    }
-
-    if (!direct) here = host_memory(bytes);
-    get_bytes(static_cast<std::byte*>(direct ? b.to : here.get()),
-              static_cast<const std::byte*>(as_it_is ? b.from : there.get()), bytes);
-    if (bytes == 0) api.wait(stream);
-    if (!direct) copy_on_host(from_packed(b, here.get()));
-  });
-}
+void DeviceContext::put(const Box& b) { transfer(b, true); }
+void DeviceContext::get(const Box& b) { transfer(b, false); }
 void DeviceContext::copy(const Box& b) {
   checked_call([&] { copy_there(b); });
 }

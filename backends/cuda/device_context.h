@@ -70,6 +70,8 @@ class DeviceContext : public std::enable_shared_from_this<DeviceContext> {
   std::int64_t done() const;
   void* allocate_bytes(std::int64_t bytes);
   Half& half(std::int64_t k);
+  // Copies a box between the host and the device. Strided boxes are packed at their side.
+  void transfer(const program::Box&, bool to_device);
   void put_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
   void get_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
   void copy_there(const program::Box&);  // by a kernel, or by one copy if both sides are contiguous
