@@ -1,0 +1,204 @@
+// Chooses the threads, the passes and the retained values of a fused step with reductions.
+#include "pass_plan.h"
+
+namespace haliax::cuda {
+
+namespace {
+
+constexpr int kMostGroup = 512;                   // maximum number of threads per row
+constexpr int kUsualSaved = 16, kMostSaved = 32;  // values of a row in the registers of a thread
+constexpr int kMostRead = 64;                     // values of a thread that are loaded together
+constexpr std::int64_t kManyThreads = 1 << 15;    // fewer threads leave a GPU idle
+
+int power_from(std::int64_t n) {  // the least power of 2 that is at least n
+  int p = 1;
+  while (p < n) p *= 2;
+  return p;
+}
+
+class RowPlanner {
+ public:
+  RowPlanner(const FusedFacts& f, std::int64_t near) : f_(f), near_(near) {}
+  PassPlan run() {
+    if (!f_.is_plain() && f_.dims.size() == f_.outer + 1)
+      plan_.few = f_.few_along(f_.dims.size() - 1, true);
+    plan_.group = usual_group();
+    plan_.saved.assign(f_.code.size(), 0);
+    plan_.passes = passes_with(plan_.saved);
+    if (f_.is_plain()) return plan_;
+    plan_.ahead = std::min(power_from(chunks_each(plan_.group)), plan_.few > 1 ? 4 : kTerms);
+    for (bool long_ones : {true, false})
+      if (!plan_.keeps) keep(worth_keeping(long_ones));
+    if (!plan_.keeps && plan_.group > 1) keep_near(worth_keeping(false));
+    return plan_;
+  }
+
+ private:
+  // Returns the number of threads per row. If the elements of a row are adjacent, it has one thread
+  // per chunk; if rows are adjacent, it has a single thread.
+  int usual_group() const {
+    if (f_.serial || f_.inner <= 1) return 1;
+    auto [along_rows, along] = f_.sides();
+    if (along_rows && !along && f_.rows >= kManyRows) return 1;
+    int group = 1;
+    const int most = f_.nest ? 32 : 256;  // each warp of a nest has its own rows
+    while (group < most && group * plan_.few < f_.inner) group *= 2;
+    return group;
+  }
+  // Returns the pass that stores values: the one after all reductions whose results stores or other
+  // passes need.
+  int last_pass() const {
+    int most = 0;
+    for (std::size_t i = 0; i < f_.code.size(); ++i) {
+      if (is_store(f_.code[i].code) && f_.code[i].inner) most = std::max(most, f_.levels[i]);
+      if (is_reduction(f_.code[i].code) && f_.needed[i]) most = std::max(most, f_.levels[i] - 1);
+    }
+    return most;
+  }
+  // Returns the instructions of each pass, if the first pass that computes an instruction in
+  // `saved` retains its value.
+  std::vector<Marks> passes_with(const Marks& saved) const {
+    std::vector<Marks> out;
+    Marks created(f_.code.size());
+    for (int level = 0; level <= f_.last_level(); ++level) {
+      auto& now = out.emplace_back(f_.code.size());
+      for (std::size_t i = f_.code.size(); i-- > 0;) {
+        auto& in = f_.code[i];
+        const bool fold = is_reduction(in.code) && f_.levels[i] == level + 1;
+        if (f_.needed[i] && (fold || (is_store(in.code) && in.inner && level == last_pass())))
+          now[i] = kComputed;
+        if (now[i] != kComputed || f_.empty) continue;
+        for (int a : operands(in)) {
+          const auto x = std::size_t(a);
+          if (f_.code[x].inner && !now[x]) now[x] = saved[x] && created[x] ? kSaved : kComputed;
+        }
+      }
+      for (std::size_t i = 0; i < f_.code.size(); ++i) created[i] |= now[i] == kComputed;
+    }
+    return out;
+  }
+  // Returns the values worth retaining: loads that several passes need and, if requested, expensive
+  // instructions. Values that all rows share stay in caches anyway.
+  Marks worth_keeping(bool long_ones) const {
+    Marks out(f_.code.size());
+    const auto passes = passes_with(out);
+    for (std::size_t i = 0; i < f_.code.size(); ++i) {
+      const auto times =
+          std::count_if(passes.begin(), passes.end(), [&](auto& w) { return w[i] == kComputed; });
+      const bool is_requested =
+          long_ones && !is_reduction(f_.code[i].code) && is_long(f_.code[i].code);
+      out[i] =
+          f_.code[i].inner && times > 1 && ((f_.is_load(i) && f_.is_of_row(i)) || is_requested);
+    }
+    return out;
+  }
+  static int size_of(DType d) { return bytes_of(d) > 4 ? 2 : 1; }
+  // Returns two maxima over all passes, in numbers per element: values retained between passes, and
+  // values loaded.
+  std::pair<int, int> saved_and_read(const std::vector<Marks>& passes) const {
+    int most_saved = 0, most_read = 0;
+    for (std::size_t w = 0; w < passes.size(); ++w) {
+      int saved = 0, read = 0;
+      for (std::size_t i = 0; i < f_.code.size(); ++i) {
+        const auto here = passes.begin() + std::ptrdiff_t(w);
+        auto is = [&](char mark) { return [=, &i = i](auto& walk) { return walk[i] == mark; }; };
+        if (f_.is_load(i) && f_.is_of_row(i)) read += passes[w][i] ? size_of(f_.code[i].dtype) : 0;
+        if (std::any_of(passes.begin(), here + 1, is(kComputed)) &&
+            std::any_of(here + 1, passes.end(), is(kSaved)))
+          saved += size_of(f_.code[i].dtype);
+      }
+      most_saved = std::max(most_saved, saved);
+      most_read = std::max(most_read, read);
+    }
+    return {most_saved, most_read};
+  }
+  // Retains values in shared memory. Each thread reads only its own values, so no synchronization
+  // is needed.
+  void keep_near(const Marks& saved) {
+    std::int64_t bytes = kFoldBytes * kMostGroup / 32;
+    std::vector<std::int64_t> at(f_.code.size());
+    for (std::size_t i = 0; i < f_.code.size(); ++i) {
+      if (!saved[i]) continue;
+      const auto chunks = (f_.inner + plan_.few - 1) / plan_.few;
+      at[i] = bytes;
+      bytes += program::aligned(chunks * plan_.few * bytes_of(f_.code[i].view.dtype));
+    }
+    if (bytes > near_ || std::none_of(saved.begin(), saved.end(), [](char k) { return k; })) return;
+    plan_.group = kMostGroup;
+    plan_.saved = saved;
+    plan_.passes = passes_with(saved);
+    plan_.near_at = at;
+    plan_.near_bytes = bytes;
+  }
+  // Retains values in registers. Prefers few threads with few values each, so that many rows are in
+  // flight. Long rows use more of both.
+  void keep(const Marks& saved) {
+    const auto passes = passes_with(saved);
+    const auto [numbers, read] = saved_and_read(passes);
+    const int first = plan_.group == 1 ? 1 : std::min(plan_.group, 32),
+              last = plan_.group == 1 ? 1 : kMostGroup;
+    for (int most : {kUsualSaved, kMostSaved})
+      for (int group = first; group <= last && numbers > 0; group *= 2) {
+        const auto chunks = std::int64_t(power_from(chunks_each(group)));
+        if (chunks * plan_.few * numbers > most || chunks * plan_.few * read > kMostRead) continue;
+        // few rows need larger groups
+        if (group < plan_.group && f_.rows * group < 2 * kManyThreads) continue;
+        plan_.keeps = true;
+        plan_.group = group;
+        plan_.ahead = int(chunks);
+        plan_.saved = saved;
+        plan_.passes = passes;
+        return;
+      }
+  }
+  int chunks_each(int group) const {
+    const std::int64_t step = group * plan_.few;
+    return int(std::min<std::int64_t>((f_.inner + step - 1) / step, 1 << 20));
+  }
+
+  const FusedFacts& f_;
+  const std::int64_t near_;
+  PassPlan plan_;
+};
+
+}  // namespace
+
+PassPlan plan_rows(const FusedFacts& f, std::int64_t near) { return RowPlanner(f, near).run(); }
+
+bool are_columns(const FusedFacts& f) {
+  if (f.is_plain() || !f.folds || f.outer == 0 || f.inner <= 1) return false;
+  for (std::size_t i = 0; i < f.code.size(); ++i)
+    if (f.needed[i] && (f.levels[i] > 1 || (is_store(f.code[i].code) && f.code[i].inner)))
+      return false;
+  auto [along_rows, along] = f.sides();
+  return along_rows && !along;
+}
+PassPlan plan_columns(const FusedFacts& f) {
+  PassPlan plan{.few = f.few_along(f.outer - 1, false), .saved = Marks(f.code.size())};
+  plan.ahead = int(std::min<std::int64_t>(plan.few > 1 ? 4 : kTerms,
+                                          power_from(std::min<std::int64_t>(f.inner, kTerms))));
+  return plan;
+}
+
+std::optional<Parts> parts_of(const FusedFacts& f) {
+  if (f.nest || f.serial || !f.folds || f.rows == 0 || f.rows * f.inner < 1 << 17) return {};
+  for (std::size_t i = 0; i < f.code.size(); ++i) {
+    if (!f.needed[i]) continue;
+    if (finds_position(f.code[i].code) || f.levels[i] > 1 ||
+        (is_store(f.code[i].code) && f.code[i].inner))
+      return {};
+  }
+  const bool columns = are_columns(f);
+  const auto plan = columns ? plan_columns(f) : plan_rows(f, 0);
+  const std::int64_t threads = columns ? f.rows / plan.few : f.rows * plan.group,
+                     least = columns ? 32 : 16 * plan.group,
+                     // 2 or 4 blocks of 256 threads per multiprocessor
+      requested = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : plan.group * plan.few;
+  if (threads >= kManyThreads) return {};
+  const auto length = std::max((f.inner * threads + requested - 1) / requested, least);
+  Parts p{0, (length + unit - 1) / unit * unit};
+  p.count = (f.inner + p.length - 1) / p.length;
+  return p.count > 1 ? std::optional(p) : std::nullopt;
+}
+
+}  // namespace haliax::cuda
