@@ -121,6 +121,21 @@ class House(unittest.TestCase):
                     first = open_at.pop(match[1], number)
                     self.assertLessEqual(number - first, 100, f"{f}:{first}")
 
+    def test_classes_have_at_most_300_lines(self):
+        longer = {"Assembler", "Emitter", "FusedAnalysis", "PlanCheck", "Planner"}   # to be split
+        begins = re.compile(r"^( *)(?:template <.*> )?(?:struct|class) (\w[\w:]*)[^;]*\{$")
+        found = set()
+        for f in files("src", "backends"):
+            open_at = []
+            for number, text in enumerate(f.read_text().splitlines(), 1):
+                if match := begins.match(text):
+                    open_at.append((match[1] + "};", match[2], number))
+                elif open_at and text == open_at[-1][0]:
+                    _, name, first = open_at.pop()
+                    if number - first >= 300:
+                        found.add(name)
+        self.none(found - longer)
+
     def test_attributes_are_read_through_their_types(self):
         types = ("src/ops/attr.h", "src/graph/loop.h", "src/compile/lower/masked_matmuls.h")
         # these copy or print attributes of any type
