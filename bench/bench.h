@@ -16,6 +16,8 @@ struct Prepared {
   std::function<double()> run;  // runs once and returns the seconds
   // Further facts to print, collected after the last run.
   std::function<nlohmann::json()> facts = {};
+  // The inputs, for a peer that runs the same case: printed with `ready` (--serve).
+  std::function<nlohmann::json()> spec = {};
 };
 
 struct Case {
@@ -47,5 +49,7 @@ std::vector<Case> gemm_cases(haliax::DType);      // gemm.cpp
 std::vector<Case> overhead_cases();               // overhead.cpp: the cost of the library itself
 std::vector<Case> gpt2_cases(haliax::DType);      // gpt2.cpp
 std::vector<Case> generate_cases(haliax::DType);  // generate.cpp
+// Every op by its test entry, at the sizes that the text names (all_ops.cpp). Empty: all sizes.
+std::vector<Case> all_op_cases(haliax::DType, const std::string& sizes);
 
 }  // namespace bench

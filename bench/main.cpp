@@ -19,10 +19,10 @@ using namespace bench;
 using nlohmann::json;
 
 struct Options {
-  std::string pattern, dtype = "f32", backend = "cpu";
+  std::string pattern, dtype = "f32", backend = "cpu", sizes;
   int threads = 0, runs = 0;
   double seconds = 0.2;
-  bool as_json = false, list = false, serve = false;
+  bool as_json = false, list = false, serve = false, all = false;
 };
 
 double rounded(double v) { return std::stod(fmt::format("{:.4g}", v)); }
@@ -83,7 +83,9 @@ void serve(const Case& c) {
   double first = p.run();
   p.run();
   std::vector<double> times;
-  fmt::print("{}\n", json{{"ready", c.name}}.dump());
+  json ready{{"ready", c.name}};
+  if (p.spec) ready.update(p.spec());
+  fmt::print("{}\n", ready.dump());
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line) && line == "run";) {
     if (!times.empty() && times.back() < 0.05) p.run();
@@ -100,9 +102,14 @@ int run(const Options& o) {
   auto dtype = haliax::dtype_of(o.dtype);
   if (!haliax::is_float(dtype)) throw haliax::Error("[bench] " + o.dtype + " is not a float dtype");
   std::regex pattern(o.pattern);
+  std::vector<std::vector<Case>> kinds;
+  if (o.all)
+    kinds = {all_op_cases(dtype, o.sizes)};
+  else
+    kinds = {op_cases(dtype), gemm_cases(dtype), overhead_cases(), gpt2_cases(dtype),
+             generate_cases(dtype)};
   std::vector<Case> cases;
-  for (auto& kind : {op_cases(dtype), gemm_cases(dtype), overhead_cases(), gpt2_cases(dtype),
-                     generate_cases(dtype)})
+  for (auto& kind : kinds)
     for (auto& c : kind)
       if (std::regex_search(c.name, pattern)) cases.push_back(c);
   if (cases.empty())
@@ -140,6 +147,8 @@ int main(int argc, char** argv) {
       .range(0, 1000000);
   line.option("--seconds", o.seconds, "minimum total time of short cases, in seconds")
       .not_negative();
+  line.flag("--all", o.all, "time every op by its test entry, forward and gradient");
+  line.option("--size", o.sizes, "sizes of --all: large, middle, tiny; default: all three");
   line.flag("--json", o.as_json, "print one JSON object per line; default: a table");
   line.flag("--list", o.list, "print only the names of the cases");
   line.flag("--serve", o.serve, "wait for a line `run` before each run, as tools/compare requires");

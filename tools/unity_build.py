@@ -24,7 +24,7 @@ LISTED_BY_MESON = re.compile(
     r"^backends/(cpu/kernels_(isa|amx)|cuda/(gpu_api|driver|nccl|plugin|dry|sim/left_out)"
     r"|mpi/plugin)\.cpp$"
     r"|^bench/(main|loss|numpy|checkpoint|gpu)\.cpp$"
-    r"|^tests/((support|ranks|consumer)/|golden_runner/main\.cpp)")
+    r"|^tests/((support|ranks|consumer)/|golden_runner/main\.cpp|ops/ops_entries)")
 # A macro is visible to the files after it.
 MACRO = re.compile(r"^#\s*define", re.MULTILINE)
 # Each test of a unit is in a namespace of its own, which these lines do not allow.

@@ -1,5 +1,5 @@
 // One entry for each op: example inputs, the call, and the expected dtype and axes. The driver in
-// ops_test.cpp derives the tests.
+// ops_test.cpp derives the tests, and `bench --all` derives its cases (bench/all_ops.cpp).
 #pragma once
 #include <set>
 #include <string>
@@ -15,6 +15,7 @@ using In = const Leaves&;
 
 // Parses axes: "b2n3" is (b=2, n=3). Names have one letter.
 Axes axes_of(std::string_view text);
+std::string text_of(const Axes&);  // the inverse of axes_of
 
 // An example input: distinct values, well spread over [low, high).
 struct Sample {
@@ -55,10 +56,15 @@ Entries primitive_entries();  // primitives that no public op creates alone
 Entries layer_entries();      // convolutions, pools, groups of rows, top-k
 Entries all_entries();
 
-// ---- for all drivers (ops_test.cpp) ----
+// ---- for all drivers ----
+// Returns the values of a sample; another seed selects other values.
+std::vector<double> values_of(const Sample&, std::size_t seed);
+NamedArray array_of(const Sample&, std::size_t seed, DType floats = DType::f32);
 // Returns example inputs; another shift selects other values.
 Leaves inputs_of(const Entry&, std::size_t shift = 0, DType floats = DType::f32);
 bool differentiable(const Entry&);
+
+// ---- for tests (ops_test.cpp) ----
 // A weighted sum of the result: a loss whose gradient differs at each position.
 struct Loss {
   NamedArray (*f)(In);

@@ -491,7 +491,7 @@ Entries primitive_entries() {
          return chunked_reduce("n", {.chunk = 2}, f)(x[0], x[1]);
        },
        "b2"},
-      {"chunked_reduce made again for its gradient",
+      {"chunked_reduce recomputed for its gradient",
        {"b2n5", "b2"},
        [](In x) {
          auto f = [](const NamedArray& v, const NamedArray& w) { return sum(sin(v * w), "n"); };

@@ -17,51 +17,9 @@
 
 namespace ops_test {
 
-Axes axes_of(std::string_view text) {
-  Axes out;
-  for (std::size_t i = 0; i < text.size();) {
-    Name name(text.substr(i++, 1));
-    std::int64_t size = 0;
-    while (i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])))
-      size = 10 * size + (text[i++] - '0');
-    out.push_back({name, size});
-  }
-  return out;
-}
-
-namespace {
-
-// Returns the values of a sample; another seed selects other values.
-std::vector<double> values_of(const Sample& s, std::size_t seed) {
-  std::vector<double> out(std::size_t(axis_size(axes_of(s.axes))));
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    double place = double(i + 1 + 29 * seed) * 0.6180339887498949 + 0.03;
-    double v = s.low + (s.high - s.low) * (place - std::floor(place));
-    out[i] = is_float(s.dtype) ? v : std::floor(v);
-  }
-  return out;
-}
-NamedArray array_of(const Sample& s, std::size_t seed, DType floats = DType::f32) {
-  return array(std::span<const double>(values_of(s, seed)), axes_of(s.axes))
-      .astype(is_float(s.dtype) ? floats : s.dtype);
-}
-
-}  // namespace
-
-Leaves inputs_of(const Entry& e, std::size_t shift, DType floats) {
-  Leaves out;
-  for (std::size_t k = 0; k < e.in.size(); ++k)
-    out.push_back(array_of(e.in[k], k + shift, floats).eval());
-  return out;
-}
-bool differentiable(const Entry& e) {
-  bool floats = std::any_of(e.in.begin(), e.in.end(), [](auto& s) { return is_float(s.dtype); });
-  return e.smooth != Smooth::none && is_float(e.dtype) && floats;
-}
 NamedArray Loss::operator()(In x) const {
   auto y = f(x);
-  std::string spec;
-  for (auto& a : y.axes()) spec += std::string(a.name.text()) + std::to_string(a.size);
+  auto spec = text_of(y.axes());
   return sum(y * array_of(Sample(spec.c_str(), 0.5, 1.5), 7, DType::f64));
 }
 std::set<const Op*> primitives_of(const NamedArray& y) {
@@ -96,8 +54,7 @@ struct Slope {
     auto g = grad(loss)(x);
     for (std::size_t k = 0; k < g.size(); ++k) {
       if (g[k].empty()) continue;
-      std::string spec;
-      for (auto& a : g[k].axes()) spec += std::string(a.name.text()) + std::to_string(a.size);
+      auto spec = text_of(g[k].axes());
       total = total + sum(g[k] * array_of(Sample(spec.c_str(), 0.5, 1.5), 11 + k, DType::f64));
     }
     return total;
