@@ -91,7 +91,7 @@ class Contributing(unittest.TestCase):
             folder = pathlib.Path(folder)
             changed = copy_with_all_diffs(folder)
             tests = {name for name in changed | OPS_TESTS if name.endswith("_test.cpp")}
-            for script in ("house_test", "layers_test", "docs_test"):
+            for script in ("house_test", "layers_test", "docs_test", "peers_test"):
                 with self.subTest(script):
                     code, output = run(folder, sys.executable, f"tests/{script}.py")
                     self.assertEqual(code, 0, output[-4000:])
