@@ -46,6 +46,7 @@ template <class F, class... A> Prepared jitted(F f, A... args) {
 // The cases of each kind, for arrays of this dtype.
 std::vector<Case> op_cases(haliax::DType);        // ops.cpp: elementwise, rows, selection, random
 std::vector<Case> gemm_cases(haliax::DType);      // gemm.cpp
+std::vector<Case> layer_cases(haliax::DType);     // layers.cpp: convolutions, experts
 std::vector<Case> overhead_cases();               // overhead.cpp: the cost of the library itself
 std::vector<Case> gpt2_cases(haliax::DType);      // gpt2.cpp
 std::vector<Case> generate_cases(haliax::DType);  // generate.cpp
