@@ -55,9 +55,17 @@ NodePtr convolution(NodePtr x, NodePtr w, const Spatials& all, const Axes& out) 
   return prim::contract_windows(x, w, attr, out, x->dtype);
 }
 // One channel per group: the sum over kernel positions of an elementwise product, which is one
-// kernel without a contraction.
-NodePtr depthwise(NodePtr x, const NodePtr& w, const Spatials& all, const Axes& out) {
+// kernel without a contraction. In `out`, the groups precede the channels of a group.
+NodePtr depthwise(NodePtr x, NodePtr w, const Spatials& all, const Axes& out, Name channels) {
   for (auto& s : all) x = padded(x, s.axis, s.before, s.after);
+  // An axis of one channel is added at the end by `unflatten`, whose gradient needs no sum.
+  const auto at = dim_of(out, channels);
+  const bool one_channel = out[at].size == 1;
+  auto axes = out;
+  if (one_channel) {
+    axes.erase(axes.begin() + std::ptrdiff_t(at));
+    w = prim::slice(w, channels, 0, 1, 1, true);
+  }
   NodePtr total;
   std::int64_t positions = 1;
   for (auto& s : all) positions *= s.kernel_size;
@@ -69,9 +77,10 @@ NodePtr depthwise(NodePtr x, const NodePtr& w, const Spatials& all, const Axes& 
       part = prim::slice(part, all[i].axis, k * all[i].dilation, all[i].out, all[i].stride);
       factor = prim::slice(factor, all[i].kernel, k, 1, 1, true);
     }
-    auto term = prim::map(prim::kMul, {part, factor}, x->dtype, &out);
+    auto term = prim::map(prim::kMul, {part, factor}, x->dtype, &axes);
     total = total ? prim::add(total, term) : term;
   }
+  if (one_channel) total = prim::unflatten(total, out[at - 1].name, {out[at - 1], out[at]});
   return prim::fit(total, out);
 }
 
@@ -281,7 +290,7 @@ NamedArray Conv::operator()(Arr x) const {
   return layer.run(node, all, [&](const NodePtr& in, const NodePtr& w, const Axes& out) {
     if (!one_each) return convolution(in, w, all, out);
     auto one = [&](const NodePtr& a) { return prim::slice(a, In.name, 0, 1, 1, true); };
-    return depthwise(one(in), one(w), all, out);
+    return depthwise(one(in), one(w), all, out, Out.name);
   });
 }
 

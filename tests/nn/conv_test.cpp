@@ -45,6 +45,17 @@ TEST_CASE("a patch embedding is a reshape and one matmul, without a copy of wind
   CHECK(difference(y, rearrange(expected, y.axes()), 1e-5) == "");
 }
 
+TEST_CASE("the gradient of a depthwise Conv with respect to its input sums no single channel") {
+  auto depthwise = nn::Conv::init({"row", "col"}, Channel, Channel.alias("out"), 3, random::key(0),
+                                  {.padding = 1, .groups = 6});
+  auto f = jit([](const nn::Conv& layer, const NamedArray& in, const NamedArray& cotangent) {
+    return vjp([&](const NamedArray& x) { return layer(x); }, in).second(cotangent);
+  });
+  auto x = image();
+  f(depthwise, x, rename(x, {{"channel", "out"}}).eval());
+  CHECK(!has(f.report().program, "reduce_sum"));
+}
+
 TEST_CASE("Conv shards batch and channels freely, and is right with sharded positions") {
   auto x = image();
   auto layer = conv({.padding = "SAME"});
