@@ -161,9 +161,10 @@ class Adjoint {
       auto axes = full_;
       for (std::size_t i = 0; i <= s; ++i)
         axes[dim_of(axes, w_.sides[i].axis)].size = phase_size(i);
-      if (!part) part = filled(0, dtype_, axes);
-      axes.insert(axes.begin() + std::ptrdiff_t(dim_of(axes, side.axis)) + 1, phase.resize(1));
-      parts.push_back(fit(part, axes));
+      part = part ? fit(part, axes) : filled(0, dtype_, axes);
+      // The gradient of `unflatten` needs no sum over the axis of size 1.
+      const Axis positions(side.axis, phase_size(s));
+      parts.push_back(unflatten(part, side.axis, {positions, phase.resize(1)}));
     }
     auto all = concat(parts, phase);
     auto flat = flatten(all, {side.axis, phase.name}, {side.axis, phase_size(s) * side.stride});
