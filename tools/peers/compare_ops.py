@@ -17,7 +17,7 @@ TITLES = {"torch": "PyTorch", "jax": "JAX"}
 SIZES = ("large", "middle", "tiny")
 LONG = 0.5       # seconds; a library that is slower runs twice only
 BEHIND = 3       # a library that needs this multiple of the shortest time runs twice only
-PATIENCE = 60    # seconds until a process counts as stuck
+PATIENCE = 60    # seconds until a peer counts as stuck; 10 times as long for this library
 CLOSE = 1e-3     # relative difference of checksums
 # The peers reuse freed memory, as this library does. Otherwise, page faults dominate the times of
 # large results.
@@ -28,8 +28,8 @@ REUSE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000",
 class Runner:
     """A process that runs many cases. It is paused while another one runs."""
 
-    def __init__(self, name, command, errors=subprocess.DEVNULL):
-        self.name, self.command, self.errors = name, command, errors
+    def __init__(self, name, command, patience=PATIENCE, errors=subprocess.DEVNULL):
+        self.name, self.command, self.patience, self.errors = name, command, patience, errors
         self.process = None
 
     def start(self):
@@ -40,7 +40,7 @@ class Runner:
 
     def line(self):
         """Returns the next line of the output. Returns None if there is none in time."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         while b"\n" not in self.buffer:
             ready, _, _ = select.select([self.process.stdout], [], [], end - time.monotonic())
             more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
@@ -167,7 +167,7 @@ def run(o):
     bench = [str(o.bench), "--all", "--serve", "--case", pattern(o), "--dtype", o.dtype,
              "--threads", str(o.threads), "--size", ",".join(o.size)]
     peers = [Runner(name, [o.python, str(here), name, str(o.threads)]) for name in PEERS]
-    ours, rows = Runner("ours", bench, None), []
+    ours, rows = Runner("ours", bench, 10 * PATIENCE, None), []
     try:
         ours.start()
         case = ours.answer()

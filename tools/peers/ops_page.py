@@ -23,11 +23,15 @@ COLUMNS = [("f32", "large", "forward"), ("f32", "large", "gradient"), ("f32", "m
 
 
 def number(value):
-    return "" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    digits = 3 if value < 0.1 else 2 if value < 10 else 0
+    return f"{value:.{digits}f}"
 
 
 def duration(row, name):
-    return f"{row[name] * 1e3:.3g} ms" if name in row else ""
+    if name not in row:
+        return ""
+    factor, unit = (1, "s") if row[name] >= 1 else (1e3, "ms") if row[name] >= 1e-3 else (1e6, "us")
+    return f"{row[name] * factor:.3g} {unit}"
 
 
 def table(header, rows):
