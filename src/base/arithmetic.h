@@ -110,7 +110,7 @@ template <class T> static inline T sigmoid(T x) { return 1 / (1 + std::exp(-x));
 static inline double digamma(double x) {
   constexpr double pi = 3.14159265358979323846;
   if (x <= 0 && x == std::floor(x)) return std::numeric_limits<double>::quiet_NaN();
-  if (x < 0) return digamma(1 - x) - pi / std::tan(pi * (x - std::floor(x)));
+  if (x < 0) return digamma(1 - x) - pi / std::tan(pi * (x - std::rint(x)));
   double shift = 0;
   for (; x < 10; ++x) shift += 1 / x;
   double z = 1 / (x * x);
