@@ -46,19 +46,24 @@ Isa most() {
 
 }  // namespace
 
+const Kernels* kernels_of(std::string_view isa) {
+#if defined(HALIAX_X86)
+  __builtin_cpu_init();
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (isa == "avx512") return has_avx512 ? &avx512::table() : nullptr;
+  if (isa == "avx2") return has_avx2 ? &avx2::table() : nullptr;
+#endif
+  return isa == "baseline" ? &baseline::table() : nullptr;
+}
+
 const Kernels& kernels() {
   static const Kernels& best = [&]() -> const Kernels& {
-    [[maybe_unused]] const auto isa = most();
-#if defined(HALIAX_X86)
-    __builtin_cpu_init();
-    const bool has_avx512 =
-        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (has_avx512 && isa >= Isa::avx512) return avx512::table();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && isa >= Isa::avx2)
-      return avx2::table();
-#endif
-    return baseline::table();
+    const auto isa = most();
+    const Kernels* found = isa >= Isa::avx512 ? kernels_of("avx512") : nullptr;
+    if (!found && isa >= Isa::avx2) found = kernels_of("avx2");
+    return found ? *found : *kernels_of("baseline");
   }();
   return best;
 }

@@ -7,6 +7,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "program/program.h"
 
@@ -205,7 +206,10 @@ struct Kernels {
   void (*running_sums)(const RunningSums&);
 };
 
+// Returns the best kernels that this machine supports and HALIAX_ISA allows.
 const Kernels& kernels();
+// Returns the kernels of baseline, avx2 or avx512, or null if this machine does not support them.
+const Kernels* kernels_of(std::string_view isa);
 
 // Returns the best kernel of this backend for operands of a dtype, or null where oneDNN is faster.
 const ProductKernel* product_kernel(DType);

@@ -24,6 +24,8 @@ namespace {
 using program::Code;
 #include "kernels_math.inc"
 
+#include "kernels_functions.inc"
+
 #include "kernels_map.inc"
 
 #include "kernels_reduce.inc"
