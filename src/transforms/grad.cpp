@@ -71,11 +71,12 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen,
   Leaves out = leaves;
   for (std::size_t k = 0; k < out.size(); ++k) {
     auto& n = leaves[k].node();
-    if (!n || frozen[k] || !is_float(n->dtype)) continue;
-    // Inside vmap, each position has a gradient of its own, also with respect to shared arrays.
+    if (!n || !is_float(n->dtype)) continue;
     auto path = path_of(n, paths[k]);
     if (!paths[k].empty()) n->field.note(module_path(paths[k]));
     if (auto& noted = context().gradients) noted->add_parameter(path);
+    if (frozen[k]) continue;
+    // Inside vmap, each position has a gradient of its own, also with respect to shared arrays.
     out[k] = NamedArray(prim::tracer(prim::fit(n, with_hidden(n->axes, context().hidden)), path));
   }
   return out;

@@ -474,3 +474,50 @@ TEST_CASE(
   CHECK(has(r.explain, "gradient of a and b"));
   CHECK(!has(r.explain, "gradient of base"));
 }
+
+TEST_CASE("mistakes: strict gathers a frozen parameter as any parameter") {
+  struct Adapter {
+    NamedArray a, b;
+  };
+  struct Tuned {
+    Frozen<NamedArray> base;
+    Adapter lora;
+  };
+  struct Named {
+    NamedArray base;
+    Adapter lora;
+  };
+  const Axis Wide{"embed", 64}, Hidden{"mlp", 128}, Rank{"rank", 4}, Rows{"batch", 256};
+  const Adapter adapter = eval_shape([&] {
+    return Adapter{zeros({Wide, Rank}), zeros({Rank, Hidden})};
+  });
+  const auto base = eval_shape([&] { return zeros({Wide, Hidden}); });
+  const auto x = eval_shape([&] { return zeros({Rows, Wide}); });
+  const Mapping stored{{"embed", "data"}}, inside{{"batch", "data"}};
+  const JitOptions options{.mesh = grid,
+                           .axis_resources = stored,
+                           .in = Mappings::of_each({stored, inside}),
+                           .strict = true};
+  auto loss = [&](const NamedArray& base, const Adapter& lora, const NamedArray& x) {
+    axis_mapping scope(inside);
+    auto hidden = tanh(dot(x, base, "embed"));
+    return mean(square(hidden + dot(dot(x, lora.a, "embed"), lora.b, "rank"))).scalar();
+  };
+  // A field of type Frozen, and a leaf that the filter of `grad` does not select.
+  auto frozen = [&](const Tuned& m, const NamedArray& x) {
+    return grad([&](const Tuned& m) { return loss(*m.base, m.lora, x); })(m);
+  };
+  auto filtered = [&](const Named& m, const NamedArray& x) {
+    return grad([&](const Named& m) { return loss(m.base, m.lora, x); }, "lora")(m);
+  };
+  auto gathers_base = [](const JitReport& r) {
+    CAPTURE(r.explain);
+    auto gather = std::find_if(r.collectives.begin(), r.collectives.end(), [](auto& c) {
+      return c.kind == "all-gather" && has(c.array, "base");
+    });
+    REQUIRE(gather != r.collectives.end());
+    CHECK(gather->asked == "parameter");
+  };
+  gathers_base(named_jit(frozen, options).plan(Tuned{{base}, adapter}, x));
+  gathers_base(named_jit(filtered, options).plan(Named{base, adapter}, x));
+}

@@ -2,10 +2,15 @@
 // readers.
 #pragma once
 #include <map>
+#include <memory>
 #include <unordered_map>
 
 #include "graph/loop.h"
 #include "transforms/sharding.h"
+
+namespace haliax {
+class Gradients;
+}
 
 namespace haliax::partitioning {
 
@@ -32,6 +37,8 @@ struct GlobalGraph {
   std::vector<GlobalValue> values;
   std::vector<int> roots;
   const Mesh& mesh;
+  // The parameters of the traced function; null: unknown.
+  std::shared_ptr<const Gradients> gradients = {};
 
   GlobalGraph(const Nodes& roots, const std::vector<Sharding>& requested, const Mesh&);
   int id(const NodePtr&);

@@ -25,6 +25,7 @@ struct Partition::Impl {
     OriginScope outer;  // restores the origin, which planning changes
     options.regather = regather;
     graph = std::make_unique<GlobalGraph>(roots, requested, mesh);
+    graph->gradients = options.gradients;
     Planner planner(*graph, options, inputs, requested);
     plan = best_plan(*graph, planner, options.strict);
   }
@@ -89,7 +90,7 @@ Partition::DeviceGraph Partition::device_graph(int device) const {
 }
 
 std::vector<PlannedCollective> Partition::collectives() const {
-  return planned_collectives(impl_->plan, *impl_->graph, impl_->options.gradients.get());
+  return planned_collectives(impl_->plan, *impl_->graph);
 }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 bool Partition::is_better_than(const Partition& other) const {
@@ -114,9 +115,7 @@ bool Partition::has_even_blocks() const {
   return std::all_of(m.plan.versions.begin(), m.plan.versions.end(),
                      [&](auto& v) { return !v.live || is_even(v); });
 }
-std::string Partition::text() const {
-  return to_string(impl_->plan, *impl_->graph, impl_->options.gradients.get());
-}
+std::string Partition::text() const { return to_string(impl_->plan, *impl_->graph); }
 std::int64_t Partition::size() const {
   return std::count_if(impl_->plan.versions.begin(), impl_->plan.versions.end(),
                        [](auto& s) { return s.live; });

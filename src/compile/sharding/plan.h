@@ -161,6 +161,6 @@ std::vector<std::vector<int>> readers_of(const Plan&);
 // Sets `live` for the versions that a root depends on, and recomputes Plan::bytes (bucket.cpp).
 void drop_dead_versions(Plan&);
 // Returns the plan in human-readable form (report/print.cpp).
-std::string to_string(const Plan&, const GlobalGraph&, const Gradients* = nullptr);
+std::string to_string(const Plan&, const GlobalGraph&);
 
 }  // namespace haliax::partitioning

@@ -52,11 +52,11 @@ bool is_computed_from(const NodePtr& n, const Node& x) {
 
 }  // namespace
 
-GatherReasons::GatherReasons(const Plan& plan, const GlobalGraph& graph, const Gradients* noted)
+GatherReasons::GatherReasons(const Plan& plan, const GlobalGraph& graph)
     : purposes(purposes_of(graph)), plan_(plan), graph_(graph) {
-  find_parameters(noted);
+  find_parameters();
 }
-void GatherReasons::find_parameters(const Gradients* noted) {  // operands precede their readers
+void GatherReasons::find_parameters() {  // operands precede their readers
   for (std::size_t n = 0; n < graph_.values.size(); ++n) {
     auto& me = node(int(n));
     bool all = !graph_.values[n].in.empty() && me.op->kind != Kind::loop && me.op != &kResult,
@@ -67,9 +67,9 @@ void GatherReasons::find_parameters(const Gradients* noted) {  // operands prece
       all &= of_parameters_[std::size_t(x)] || graph_.at(x).generated;
       some |= bool(of_parameters_[std::size_t(x)]);
     }
-    // The argument is a parameter even if no gradient reaches it.
-    bool frozen = noted && noted->is_parameter(me.origin.module);
-    bool argument = frozen || purposes.is_parameter(me);
+    // The argument is a parameter even if no gradient reaches it, as that of a frozen leaf.
+    bool named = graph_.gradients && graph_.gradients->is_parameter(me.origin.module);
+    bool argument = named || purposes.is_parameter(me);
     of_parameters_.push_back(me.op == &prim::kInput ? argument : all && some);
   }
 }

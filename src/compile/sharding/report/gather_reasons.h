@@ -11,13 +11,13 @@ namespace haliax::partitioning {
 
 class GatherReasons {
  public:
-  GatherReasons(const Plan&, const GlobalGraph&, const Gradients* noted = nullptr);
+  GatherReasons(const Plan&, const GlobalGraph&);
   GatherReason reason(const Version& gather) const;
   const Purposes purposes;
 
  private:
   const Node& node(int n) const { return graph_.node(n); }
-  void find_parameters(const Gradients*);
+  void find_parameters();
   bool by_parameter(const Version&, const Node& cause) const;
   bool between_blocks(const Version&) const;
   bool for_part(const Version&) const;

@@ -167,10 +167,9 @@ const char* user_op_name(const Node& n) {
   return n.op == &prim::kShardingConstraint ? prim::sharding_constraint_of(n).by
                                             : prim::user_name(n);
 }
-std::vector<PlannedCollective> planned_collectives(const Plan& plan, const GlobalGraph& graph,
-                                                   const Gradients* gradients) {
-  CollectiveLister m{plan, graph, GatherReasons(plan, graph, gradients)};
-  m.find_gradients(gradients);
+std::vector<PlannedCollective> planned_collectives(const Plan& plan, const GlobalGraph& graph) {
+  CollectiveLister m{plan, graph, GatherReasons(plan, graph)};
+  m.find_gradients(graph.gradients.get());
   m.in_body(0);
   return std::move(m.out);
 }

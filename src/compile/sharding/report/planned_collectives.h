@@ -53,8 +53,7 @@ namespace partitioning {
 struct Plan;
 struct GlobalGraph;
 // Returns the collectives in execution order.
-std::vector<PlannedCollective> planned_collectives(const Plan&, const GlobalGraph&,
-                                                   const Gradients* = nullptr);
+std::vector<PlannedCollective> planned_collectives(const Plan&, const GlobalGraph&);
 // Returns the public name of the op; for a constraint, the op that requires it.
 const char* user_op_name(const Node&);
 

@@ -64,8 +64,8 @@ struct PlanPrinter {
 
 }  // namespace
 
-std::string to_string(const Plan& plan, const GlobalGraph& graph, const Gradients* noted) {
-  PlanPrinter p{plan, graph, GatherReasons(plan, graph, noted)};
+std::string to_string(const Plan& plan, const GlobalGraph& graph) {
+  PlanPrinter p{plan, graph, GatherReasons(plan, graph)};
   p.in_body(0, "");
   p.text += "results";
   for (int r : plan.roots) p.text += " #" + std::to_string(r);
