@@ -116,6 +116,9 @@ struct ScanOptions {
   /// Positions per iteration: the body is traced for each of them. If it is at least the size of
   /// the axis, there is no loop.
   std::int64_t unroll = 1;
+  /// The arrays of the arguments that are sliced if they have the axis; default: all. The others
+  /// are passed in full. A path starts with the position of the argument, from 0: `1.weight`.
+  LeafFilter is_scanned = {};
   SourceLocation at = SourceLocation::current();  ///< the line that error messages name
 };
 
@@ -164,15 +167,16 @@ struct Vmap {
   Name hidden;
   std::int64_t size = -1;
 };
-std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Leaves& init,
-                               const std::vector<std::string>& paths, const Leaves& xs,
-                               BodyFunction);
+std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Walk& init,
+                               const Walk& xs, BodyFunction);
 Leaves checkpoint(LeafFunction, const Leaves& in, SourceLocation,
                   const std::vector<std::string>& saved = {});
 NamedArray with_checkpoint_name(const NamedArray&, const std::string& name, SourceLocation);
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> backward,
                   Leaves (*call)(void*, const Leaves& in, const Leaves& out,
                                  const Leaves& cotangents));
+// Returns the cotangents of `in` for a linear function of its tangents to tangents of `out`.
+Leaves transposed(LeafFunction linear, const Leaves& in, const Leaves& out, const Leaves& g);
 Leaves eval_shape(LeafFunction, const Leaves& in);
 // Returns the first position along the axis, and the others.
 std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray&, const AxisSelector&,
@@ -237,6 +241,17 @@ template <class F, class A, class R> struct LeafCall {
               auto& c = *static_cast<LeafCall*>(self);
               c.out = spread(*c.f, unflatten(c.like, in));
               return flatten(*c.out);
+            }};
+  }
+};
+// The tangent that the rule of a custom_jvp returns, as a function of leaves.
+template <class Rule, class A> struct TangentCall {
+  const Rule* rule;
+  const A* in;
+  LeafFunction function() {
+    return {this, [](void* self, const Leaves& tangents) {
+              auto& c = *static_cast<TangentCall*>(self);
+              return flatten((*c.rule)(*c.in, unflatten(*c.in, tangents)).second);
             }};
   }
 };
@@ -483,12 +498,13 @@ auto vmap(F f, std::initializer_list<AxisSelector> axes,
 /// Returns a function `(init, xs...)` that runs `f` over an axis with a carry, and stacks results.
 ///
 /// `f(carry, x...)` returns a pair of the next carry and a result. Arrays of `xs` that have the
-/// axis are sliced at the position; other arrays are passed in full. The carry has the same type,
-/// axes, axis order and dtypes in each iteration.
+/// axis are sliced at the position; other arrays, and those that `options.is_scanned` does not
+/// select, are passed in full. The carry has the same type, axes, axis order and dtypes in each
+/// iteration.
 ///
 /// @param f        `f(carry, x...)` -> `std::pair(carry, y)`
 /// @param axis     axis of the loop
-/// @param options  order, policy for residuals, and unrolling
+/// @param options  order, policy for residuals, unrolling, and the arrays to slice
 /// @return a function `(init, xs...)` -> `std::pair(last carry, stacked y)`; stacks have the axis
 /// first. Start from a `NamedArray`, not from a C++ scalar.
 /// @throws haliax::Error (when called) if no argument has `axis` and it has no size, or the carry
@@ -523,8 +539,8 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
         out = flatten(r.second);
         s.y = std::move(r.second);
       };
-      auto [last, ys] =
-          detail::scan(axis, options, c.leaves(), c.paths, flatten(call.xs), {&call, body});
+      Walk scanned = walk_of(call.xs, {.paths = !options.is_scanned.all()});
+      auto [last, ys] = detail::scan(axis, options, c, scanned, {&call, body});
       return std::pair{unflatten(init, last), unflatten(std::move(*call.y), ys)};
     } else {
       return std::pair{init, init};
@@ -724,6 +740,41 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
       given.assign(Leaves(given.arrays.size()));
       made.assign(Leaves(made.arrays.size()));
       return unflatten(std::move(*call.out), out);
+    }
+  });
+}
+
+/// Returns `f` with a derivative of your own, which `grad`, `vjp` and `jvp` use.
+///
+/// Gradients are reverse mode: the backward pass transposes the rule, which must be linear in the
+/// tangents. The tangent of an argument that is not a float is empty. An array that the rule
+/// captures has no gradient; see `custom_vjp`.
+///
+/// @param f     `f(args...)` -> out
+/// @param rule  `rule(std::tuple(args...), tangents)` -> `std::pair(out, tangent of out)`. The
+///              tangents are a tuple like the arguments. The value of the new function is that of
+///              `f`; the first of the pair is not read.
+/// @return a function of `args...`
+/// @throws haliax::Error (in the backward pass) if a tangent has other axes than its result
+///
+///     auto log1pexp = custom_jvp(
+///         [](const NamedArray& x) { return log1p(exp(x)); },
+///         [](const std::tuple<NamedArray>& in, const std::tuple<NamedArray>& tangents) {
+///           auto& [x] = in;
+///           return std::pair(log1p(exp(x)), std::get<0>(tangents) * nn::sigmoid(x));
+///         });
+template <class F, class Rule> auto custom_jvp(F f, Rule rule) {
+  return detail::transform_of<F>([f, rule](const auto&... args) {
+    using A = std::tuple<std::decay_t<decltype(args)>...>;
+    constexpr bool takes = std::is_invocable_v<const Rule&, const A&, const A&>;
+    static_assert(takes, "haliax: the rule of custom_jvp must accept two tuples of arguments.");
+    if constexpr (takes) {
+      auto backward = [rule](const A& in, const auto& out, const auto& g) {
+        detail::TangentCall<Rule, A> tangent{&rule, &in};
+        return unflatten(
+            in, detail::transposed(tangent.function(), flatten(in), flatten(out), flatten(g)));
+      };
+      return custom_vjp(f, backward)(args...);
     }
   });
 }

@@ -241,6 +241,27 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
   c->carries = carries_below(operands);
   return results_of(c, operands, outs);
 }
+Leaves transposed(LeafFunction linear, const Leaves& in, const Leaves& out, const Leaves& g) {
+  Tracing tracing;
+  const auto zeros = mapped(
+      in, [](const NodePtr& n) { return is_float(n->dtype) ? prim::zeros_like(n) : nullptr; });
+  const auto x = tracers(zeros, std::vector<bool>(in.size()), std::vector<std::string>(in.size()));
+  const auto y = called(linear, x);
+  if (y.size() != out.size())
+    fail("custom_jvp", "the rule returned {} tangents for {} results", y.size(), out.size());
+  Nodes ys, gs;
+  for (std::size_t k = 0; k < y.size(); ++k) {
+    if (y[k].empty() || g[k].empty() || !is_float(y[k].dtype())) continue;
+    if (!same_axes(y[k], out[k]))
+      fail("custom_jvp", "the tangent of result array {} is {}, but the array is {}", k,
+           y[k].axes(), out[k].axes());
+    ys.push_back(y[k].node());
+    gs.push_back(g[k].node());
+  }
+  const auto gradients = vjp(ys, gs, nodes_of(x));
+  auto next = gradients.begin();
+  return mapped(x, [&](const NodePtr&) { return *next++; });
+}
 Leaves eval_shape(LeafFunction f, const Leaves& in) {
   Tracing tracing;
   begin_trace("eval_shape");

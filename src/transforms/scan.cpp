@@ -111,6 +111,13 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
 }
 
 namespace detail {
+
+// A scan of leaves, all of which are sliced if they have the axis.
+static std::pair<Leaves, Leaves> scan_leaves(const AxisSelector&, const ScanOptions&,
+                                             const Leaves& init,
+                                             const std::vector<std::string>& paths,
+                                             const Leaves& xs, BodyFunction);
+
 namespace {
 
 // Concatenates the results of iterations along the axis. A result without the axis is one position.
@@ -178,7 +185,7 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
   Axis blocks(fmt::format("(blocks of {})", axis.name), count);
   const Axis block = axis.resize(axis.size / count);
   auto block_body = [&](const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
-    std::tie(next, out) = scan(block, inside, carry, paths, x, f);
+    std::tie(next, out) = scan_leaves(block, inside, carry, paths, x, f);
   };
   auto split = mapped(xs, [&](const NodePtr& x) {
     return find(*x, axis.name) ? prim::unflatten(x, axis.name, {blocks, block}) : x;
@@ -186,7 +193,7 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
   auto call = [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
     (*static_cast<decltype(block_body)*>(self))(carry, x, next, out);
   };
-  auto [last, ys] = scan(blocks, around, init, paths, split, {&block_body, call});
+  auto [last, ys] = scan_leaves(blocks, around, init, paths, split, {&block_body, call});
   return {last, mapped(ys, [&](const NodePtr& y) {
             return prim::flatten(y, {blocks.name, axis.name}, axis);
           })};
@@ -217,7 +224,7 @@ struct Scan {
                          part(0, full), f);
     };
     auto rest = [&](const Leaves& carry) {
-      return scan(axis.resize(left), options, carry, paths, part(full, left), f);
+      return scan_leaves(axis.resize(left), options, carry, paths, part(full, left), f);
     };
     if (left == 0) return blocks(init);
     auto first = options.reverse ? rest(init) : blocks(init);
@@ -369,9 +376,40 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
   if (options.unroll > 1 && options.unroll < size) return s.in_blocks(init);
   return options.unroll >= size && size > 0 ? s.unrolled(init) : s.as_loop(init);
 }
+
+namespace {
+
+// The body of a scan of some arguments, as a function of all of them: the others are not sliced.
+struct PartlyScanned {
+  BodyFunction f;
+  Leaves all;
+  std::vector<bool> scanned;
+
+  BodyFunction function() {
+    return {this, [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
+              auto& s = *static_cast<PartlyScanned*>(self);
+              auto in = s.all;
+              for (std::size_t k = 0; k < in.size(); ++k)
+                if (s.scanned[k]) in[k] = x[k];
+              s.f.call(s.f.self, carry, in, next, out);
+            }};
+  }
+};
+
+}  // namespace
+
 std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options,
-                               const Leaves& init, const std::vector<std::string>& paths,
-                               const Leaves& xs, BodyFunction f) {
+                               const Walk& init, const Walk& xs, BodyFunction f) {
+  if (options.is_scanned.all())
+    return scan_leaves(selector, options, init.leaves(), init.paths, xs.leaves(), f);
+  PartlyScanned body{f, xs.leaves(), options.is_scanned.chosen("scan", xs, options.at)};
+  const auto scanned = only_leaves(body.all, body.scanned);
+  return scan_leaves(selector, options, init.leaves(), init.paths, scanned, body.function());
+}
+static std::pair<Leaves, Leaves> scan_leaves(const AxisSelector& selector,
+                                             const ScanOptions& options, const Leaves& init,
+                                             const std::vector<std::string>& paths,
+                                             const Leaves& xs, BodyFunction f) {
   CallSite here(options.at);
   auto out = traced_scan(selector, options, init, paths, xs, f);
   auto created = out.first;

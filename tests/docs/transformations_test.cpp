@@ -187,6 +187,14 @@ TEST_CASE("transformations: a gradient by hand") {
                  });
   auto g = grad([&](const NamedArray& x) { return sum(clip_gradient(x) * 5.); })(ones(Embed));
   CHECK(g.floats()[0] == 1);
+
+  auto log1pexp =
+      custom_jvp([](const NamedArray& x) { return log1p(exp(x)); },
+                 [](const std::tuple<NamedArray>& in, const std::tuple<NamedArray>& tangents) {
+                   auto& [x] = in;
+                   return std::pair(log1p(exp(x)), std::get<0>(tangents) * nn::sigmoid(x));
+                 });
+  CHECK(grad(log1pexp)(NamedArray(100.)).item() == 1);  // the derived gradient is NaN
 }
 
 TEST_CASE("transformations: chunked_reduce computes a loss without materializing the logits") {

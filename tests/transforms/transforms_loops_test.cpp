@@ -253,6 +253,50 @@ TEST_CASE("scan: invalid calls raise") {
   CHECK(difference(fold(add, "time")(zeros({Embed}, DType::f64), x), sum(x, "time"), 1e-13) == "");
 }
 
+TEST_CASE("scan: is_scanned selects the arrays that are sliced") {
+  const auto x = values({Time, Embed}), table = values({Time, Embed}, 1, 2);
+  // `rows` is passed in full: each position attends to all of them.
+  auto step = [](const NamedArray& c, const NamedArray& v, const NamedArray& rows) {
+    auto next = tanh(c + dot(dot(v, rows, "embed"), rows, "time"));
+    return std::pair{next, next * v};
+  };
+  auto captured = [&](In w, const ScanOptions& o) {
+    auto body = [&](In c, In v) { return step(c, v, w); };
+    return scan(body, "time", o)(zeros({Embed}, DType::f64), x);
+  };
+  auto is_first = [](const std::string& path, const NamedArray&) { return path == "0"; };
+  for (auto o : ways()) {
+    CAPTURE(int(o.checkpoint.policy));
+    CAPTURE(o.unroll);
+    auto passed = [&](In w) {
+      auto selecting = o;
+      selecting.is_scanned = is_first;
+      return scan(step, "time", selecting)(zeros({Embed}, DType::f64), x, w);
+    };
+    CHECK(difference(passed(table).first, captured(table, o).first, 1e-13) == "");
+    CHECK(difference(passed(table).second, captured(table, o).second, 1e-13) == "");
+    CHECK(difference(jit([&](In w) { return passed(w).second; })(table), captured(table, o).second,
+                     1e-13) == "");
+    auto by_argument = grad([&](In w) { return sum(passed(w).second); })(table),
+         by_capture = grad([&](In w) { return sum(captured(w, o).second); })(table);
+    CHECK(difference(by_argument, by_capture, 1e-12) == "");
+  }
+  // fold and map, a path in a tree, and no array to slice
+  std::pair<NamedArray, NamedArray> both{x, table};
+  auto each = [](const std::pair<NamedArray, NamedArray>& p) {
+    return dot(p.first, p.second, "embed");
+  };
+  CHECK_THROWS_AS(map(each, "time", {.is_scanned = "0.0"})(both), Error);  // stacks time twice
+  auto total = [](const std::pair<NamedArray, NamedArray>& p) { return p.first * sum(p.second); };
+  CHECK(difference(map(total, "time", {.is_scanned = "0.0"})(both), x * sum(table), 1e-13) == "");
+  auto add = [](In c, In v) { return c + sum(v); };
+  CHECK(difference(fold(add, Time, {.is_scanned = !LeafFilter()})(zeros({}, DType::f64), x),
+                   sum(x) * 6., 1e-12) == "");
+  CHECK_THROWS_WITH_AS(fold(add, "time", {.is_scanned = "weight"})(zeros({}, DType::f64), x),
+                       doctest::Contains("[scan] there is no array with weight in its path"),
+                       Error);
+}
+
 TEST_CASE("scan: an iteration's result must not have the scanned axis, in any mode") {
   auto x = values({Time, Embed}), captured = values({Time, Embed}, 1, 2);
   auto refused = [](auto f) {

@@ -276,6 +276,82 @@ TEST_CASE("custom_vjp: the handwritten gradient replaces the derived one, also u
                    ones({Batch, In}, DType::f64), 0) == "");
 }
 
+// The rule doubles the derivative by x. Expected values are those of jax.custom_jvp.
+TEST_CASE("custom_jvp: gradients, tangents and second derivatives follow the rule, as in JAX") {
+  auto value = [](const NamedArray& x, const NamedArray& y) { return sin(x) * y; };
+  auto f = custom_jvp(value, [=](const auto& in, const auto& tangents) {
+    const auto& [x, y] = in;
+    const auto& [dx, dy] = tangents;
+    return std::pair(value(x, y), 2. * cos(x) * dx * y + sin(x) * dy);
+  });
+  const auto x = array({.5, 1., 2.}, In), y = array({2., 3., -1.}, In);
+  const auto by_x = array({3.5103302, 3.2418137, 0.8322937}, In),
+             by_y = array({0.47942555, 0.84147096, 0.9092974}, In);
+  auto total = [&](const std::pair<NamedArray, NamedArray>& p) {
+    return sum(f(p.first, p.second));
+  };
+  CHECK(difference(f(x, y), value(x, y), 0) == "");
+  for (bool jitted : {false, true}) {
+    CAPTURE(jitted);
+    auto g = jitted ? jit(grad(total))(std::pair(x, y)) : grad(total)(std::pair(x, y));
+    CHECK(difference(g.first, by_x, 1e-6) == "");
+    CHECK(difference(g.second, by_y, 1e-6) == "");
+  }
+  auto of_pair = [&](const std::pair<NamedArray, NamedArray>& p) { return f(p.first, p.second); };
+  auto [out, tangent] =
+      jvp(of_pair, std::pair(x, y), std::pair(array({1., -1., .5}, In), array({.5, 2., 1.}, In)));
+  CHECK(difference(out, value(x, y), 1e-12) == "");
+  CHECK(difference(tangent, array({3.750043, -1.5588717, 1.3254442}, In), 1e-6) == "");
+  auto first = grad([&](const NamedArray& v) { return sum(f(v, y)); });
+  CHECK(difference(grad([&](const NamedArray& v) { return sum(first(v)); })(x),
+                   array({-1.9177022, -5.0488257, 1.8185948}, In), 1e-6) == "");
+  auto each = vmap(
+      [&](const NamedArray& a, const NamedArray& b) { return grad(total)(std::pair(a, b)).first; },
+      "in");
+  CHECK(difference(each(x, y), by_x, 1e-6) == "");
+  // In a loop, and rematerialized.
+  auto step = [&](const NamedArray& c, const NamedArray& v) { return c + f(v, c * 0. + 1.); };
+  for (ScanCheckpoint policy : {ScanCheckpoint(false), ScanCheckpoint(true)}) {
+    auto looped = grad([&](const NamedArray& v) {
+      return fold(step, "in", {.checkpoint = policy})(zeros({}, DType::f64), v);
+    });
+    CHECK(difference(looped(x), 2. * cos(x), 1e-12) == "");
+  }
+}
+
+TEST_CASE("custom_jvp: trees, integers, stable derivatives, and rules that do not fit") {
+  // The example of the documentation of JAX: the derived gradient is NaN.
+  auto log1pexp =
+      custom_jvp([](const NamedArray& x) { return log1p(exp(x)); },
+                 [](const std::tuple<NamedArray>& in, const std::tuple<NamedArray>& tangents) {
+                   auto& [x] = in;
+                   return std::pair(log1p(exp(x)), std::get<0>(tangents) * nn::sigmoid(x));
+                 });
+  CHECK(grad(log1pexp)(full({}, 100.)).item() == 1);
+  // A module, and an integer, whose tangent is empty.
+  auto scaled = custom_jvp(
+      [](const Model& m, const NamedArray& n) { return m.weight * astype(n, DType::f64); },
+      [](const auto& in, const auto& tangents) {
+        auto& [m, n] = in;
+        auto& [dm, dn] = tangents;
+        CHECK(dn.empty());
+        CHECK(dm.steps.empty());
+        return std::pair(m.weight, dm.weight * astype(n, DType::f64));
+      });
+  auto g = grad([&](const Model& m) { return sum(scaled(m, full({}, 3, DType::i32))); })(model());
+  CHECK(difference(g.weight, full({In, Out}, 3., DType::f64), 0) == "");
+  CHECK(difference(g.bias, zeros({Out}, DType::f64), 0) == "");
+
+  auto refused = [](auto rule, const char* what) {
+    auto f = custom_jvp([](const NamedArray& x) { return x * 2.; }, rule);
+    CHECK_THROWS_WITH_AS(grad([&](const NamedArray& x) { return sum(f(x)); })(values({In})),
+                         doctest::Contains(what), Error);
+  };
+  refused(
+      [](const auto& in, const auto& t) { return std::pair(std::get<0>(in), sum(std::get<0>(t))); },
+      "[custom_jvp] the tangent of result array 0 is (), but the array is (in=3)");
+}
+
 TEST_CASE("custom_vjp: a backward pass may iterate over the axis of the surrounding fold") {
   const Axis L("layer", 3);
   auto x = values({In}), w = values({L, In}, 1, 2), u = values({L, In}, 2, 3);
