@@ -1,6 +1,6 @@
 // Includes the library, except for the headers that a program includes by name: checkpoint.h,
-// conv.h, data.h, dlpack.h, eigen.h, fmt.h, huggingface.h, optimizers.h, profile.h, state_dict.h,
-// tokenizer.h and view.h.
+// conv.h, data.h, dlpack.h, eigen.h, fmt.h, huggingface.h, mup.h, optimizers.h, profile.h,
+// state_dict.h, tokenizer.h and view.h.
 #pragma once
 // First: most compile errors are about tree.h, and compilers list each header that leads to it.
 #include "haliax/tree.h"

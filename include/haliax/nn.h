@@ -135,12 +135,32 @@ Activation activation(std::string_view name, SourceLocation at = SourceLocation:
 /// @name Layers
 /// @{
 
+/// The scales of the weight of a layer: how it is initialized, used and trained. See mup.h.
+struct Reparam {
+  static constexpr bool is_static = true;  ///< a field of a module is static
+  double init_scale = 1;                   ///< Factor of the initial weight.
+  double active_scale = 1;                 ///< Factor of the weight in a call of a `Linear`.
+  double lr_scale = 1;                     ///< Factor of the learning rate of the layer.
+  double unembed_active_scale = 1;         ///< Factor of the weight in `Embedding::unembed`.
+  friend bool operator==(const Reparam&, const Reparam&) = default;
+};
+/// A function from the axes of a layer to the scales of its weight, such as
+/// `nn::hidden_linear_mup`. The axes of an `Embedding` are `Vocab` and `Embed`.
+using ReparamOf = Reparam (*)(const AxisSpec& In, const AxisSpec& Out);
+/// A function that computes the matmul of a `Linear`: `f(x, weight, In)` returns the value of
+/// `dot(x, weight, In)` with an algorithm of its own, such as a low-precision matmul.
+using DotGeneral = NamedArray (*)(Arr x, Arr weight, const AxisSelection& In);
+
 /// Options of `Linear::init`.
 struct LinearOptions {
   bool use_bias = true;  ///< Adds a bias.
   /// Order of the weight: `(Out..., In...)`, or `(In..., Out...)` if false.
   bool out_first = true;
-  double init_scale = 1;  ///< Factor of the initial weight.
+  double init_scale = 1;             ///< Factor of the initial weight.
+  DotGeneral dot_general = nullptr;  ///< Computes the matmul. Default: `dot`.
+  /// Returns the scales of the weight. Default: the initial weight is divided by the square root of
+  /// the size of `In`.
+  ReparamOf reparam_cls = nullptr;
 };
 /// A low-rank adapter of a `Linear`; see `with_lora`. In checkpoints, the arrays have the names of
 /// PEFT: `lora_A.weight` and `lora_B.weight`.
@@ -153,6 +173,9 @@ struct Lora {
 ///
 ///     auto up = nn::Linear::init(Embed, Mlp, key);
 ///     auto y = up(x);  // (batch, embed) -> (batch, mlp)
+///
+/// With `reparam.active_scale`, the weight is multiplied by it in each call. A state dict holds the
+/// scaled weight.
 struct Linear {
   NamedArray weight;               ///< `(Out..., In...)`, or `(In..., Out...)`.
   std::optional<NamedArray> bias;  ///< `(Out...)`.
@@ -160,9 +183,11 @@ struct Linear {
   AxisSpec Out;                    ///< Output axes.
   /// Adapter: adds `scale * B(A(x))`. See `with_lora`.
   std::optional<Lora> lora = {};
+  Reparam reparam = {};              ///< Scales of the weight.
+  DotGeneral dot_general = nullptr;  ///< Computes the matmul. Default: `dot`.
 
   /// Initializes a layer in `f32`. The weight is normal, truncated at 3 standard deviations, times
-  /// `init_scale / sqrt(size of In)`. The bias is 0.
+  /// `init_scale / sqrt(size of In)`, or times the scales of `reparam_cls`. The bias is 0.
   /// @throws haliax::Error if `In` and `Out` have a name in common
   static Linear init(const AxisSpec& In, const AxisSpec& Out, const Key& key,
                      LinearOptions options = {}, SourceLocation at = SourceLocation::current());
@@ -280,15 +305,19 @@ using haliax::softmax;
 /// Options of `Embedding::init`.
 struct EmbeddingOptions {
   double init_scale = 1;  ///< Standard deviation of the initial weight, times the size of `Embed`.
+  /// Returns the scales of the weight. Default: the initial weight is divided by the size of
+  /// `Embed`.
+  ReparamOf reparam_cls = nullptr;
 };
 /// A table of vectors, one for each id of a vocabulary.
 struct Embedding {
-  NamedArray weight;  ///< `(Vocab, Embed...)`.
-  Axis Vocab;         ///< Axis of the ids.
-  AxisSpec Embed;     ///< Axes of a vector.
+  NamedArray weight;     ///< `(Vocab, Embed...)`.
+  Axis Vocab;            ///< Axis of the ids.
+  AxisSpec Embed;        ///< Axes of a vector.
+  Reparam reparam = {};  ///< Scales of the weight.
 
   /// Initializes a table in `f32`: normal, truncated at 3 standard deviations, times `init_scale /
-  /// size of Embed`.
+  /// size of Embed`, or times the scales of `reparam_cls`.
   static Embedding init(const Axis& Vocab, const AxisSpec& Embed, const Key& key,
                         EmbeddingOptions options = {},
                         SourceLocation at = SourceLocation::current());
@@ -448,6 +477,7 @@ struct AttentionOptions {
   std::optional<DType> attention_dtype = {};
   /// Factor of the scores. Default: `1 / sqrt(size of Key)`.
   std::optional<double> scaling_factor = {};
+  Precision precision = Precision::standard;  ///< Precision of both matmuls.
 };
 /// Computes attention weights: a softmax over `KPos` of `dot(query, key, Key) / sqrt(size of Key)`.
 ///

@@ -91,6 +91,17 @@ void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t ro
 }
 void StateWalk::add(nn::Linear& l) {
   if (modules) return modules->linears.push_back(&l);
+  if (const double scale = l.reparam.active_scale; own_layout && scale != 1) {
+    auto stored = l;
+    if (!l.weight.empty()) stored.weight = l.weight * scale;
+    stored.reparam.active_scale = 1;
+    return add_converted_state(*this, "", stored, [&l, scale](const nn::Linear& loaded) {
+      const auto reparam = l.reparam;
+      l = loaded;
+      l.reparam = reparam;
+      if (!l.weight.empty()) l.weight = l.weight / scale;
+    });
+  }
   // an empty weight belongs to another part of the model; see `filter`
   auto axes = l.weight.empty() ? Axes() : l.weight.axes();
   auto &in = l.In.axes(), &out = l.Out.axes();

@@ -136,7 +136,7 @@ NamedArray weights_of(const AxisSelection& KPos, const AxisSelector& Key, const 
     k = astype(k, *options.attention_dtype);
   }
 
-  auto scores = dot(q, k, {Key});
+  auto scores = dot(q, k, {Key}, {.precision = options.precision});
   if (options.bias) scores = scores + *options.bias;
   if (options.mask) scores = where(*options.mask, scores, -1e9);
   return astype(softmax(scores, KPos), dtype);
@@ -165,7 +165,8 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
 NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query,
                                  Arr key, Arr value, AttentionOptions options) {
   LayerScope scope(query);
-  return dot(weights_of(KPos, Key, query, key, options), value, KPos);
+  return dot(weights_of(KPos, Key, query, key, options), value, KPos,
+             {.precision = options.precision});
 }
 
 }  // namespace haliax::nn

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "graph/fail.h"
-#include "haliax/nn.h"
+#include "haliax/mup.h"
 #include "ops/named.h"
 
 namespace haliax::nn {
@@ -26,6 +26,9 @@ NamedArray with_weight_and_bias(NamedArray x, const std::optional<NamedArray>& w
   if (weight) x = *weight * x;
   if (bias) x = x + *bias;
   return x;
+}
+NamedArray scaled_weight(const NamedArray& weight, double scale) {
+  return scale == 1 ? weight : weight * scale;
 }
 const NamedArray& either(const std::optional<NamedArray>& a, const std::optional<NamedArray>& b) {
   static const NamedArray none;
@@ -55,8 +58,11 @@ Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, Lin
     if (has(Out, a.name))
       fail("linear", "axis {} is both in {} and in {}; rename one", a.name, In.axes(), Out.axes());
   auto axes = options.out_first ? concat_axes(Out, In) : concat_axes(In, Out);
-  auto scale = options.init_scale / std::sqrt(double(axis_size(In)));
+  const auto reparam = (options.reparam_cls ? options.reparam_cls : linear_standard_param)(In, Out);
+  const auto scale = options.init_scale * reparam.init_scale;
   Linear l{random::truncated_normal(key, axes, -3., 3.) * scale, {}, In, Out};
+  l.reparam = reparam;
+  l.dot_general = options.dot_general;
   if (options.use_bias) l.bias = zeros(Out);
   return l;
 }
@@ -67,7 +73,8 @@ NamedArray Linear::operator()(Arr x) const {
   for (auto& a : Out)
     if (has(shown, a.name))
       fail("linear", "the input {} already has the output axis {}; rename it first", shown, a.name);
-  auto y = dot(x, weight, In.axes());
+  const auto w = scaled_weight(weight, reparam.active_scale);
+  auto y = dot_general ? dot_general(x, w, In.axes()) : dot(x, w, In.axes());
   if (bias) y = y + *bias;
   if (!lora) return y;
   auto low = dot(x, lora->A, In.axes());
@@ -154,9 +161,11 @@ NamedArray standardize(Arr x, const AxisSelection& axis, StandardizeOptions o) {
 Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key,
                           EmbeddingOptions options, SourceLocation at) {
   CallSite here(at, true);
-  auto scale = options.init_scale / double(axis_size(Embed));
-  return {random::truncated_normal(key, concat_axes({Vocab}, Embed), -3., 3.) * scale, Vocab,
-          Embed};
+  const auto reparam =
+      (options.reparam_cls ? options.reparam_cls : embedding_standard_param)(Vocab, Embed);
+  const auto scale = options.init_scale * reparam.init_scale;
+  return {random::truncated_normal(key, concat_axes({Vocab}, Embed), -3., 3.) * scale, Vocab, Embed,
+          reparam};
 }
 NamedArray Embedding::embed(Arr ids) const {
   LayerScope scope(ids, weight);
@@ -166,7 +175,7 @@ NamedArray Embedding::embed(Arr ids) const {
 NamedArray Embedding::unembed(Arr x) const {
   LayerScope scope(x, weight);
   expect("unembed", x, Embed);
-  return dot(x, weight, Embed.axes());
+  return dot(x, scaled_weight(weight, reparam.unembed_active_scale), Embed.axes());
 }
 
 Embedding Embedding::resize_embeddings(std::int64_t new_size, const Key& key,

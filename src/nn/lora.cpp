@@ -73,7 +73,7 @@ void add_lora(const std::vector<NamedLinear>& layers, const std::vector<std::str
 
 void merge_lora(Linear& l) {
   if (!l.lora) return;
-  auto product = dot(l.lora->B, l.lora->A, "lora_rank") * l.lora->scale;
+  auto product = dot(l.lora->B, l.lora->A, "lora_rank") * (l.lora->scale / l.reparam.active_scale);
   l.weight = astype(l.weight + rearrange(product, l.weight.axes()), l.weight.dtype());
   l.lora = std::nullopt;
 }
