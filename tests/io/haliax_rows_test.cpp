@@ -3,6 +3,7 @@
 
 #include "haliax/haliax.h"
 #include "haliax/state_dict.h"
+#include "support/folder.h"
 
 using namespace haliax;
 
@@ -40,6 +41,13 @@ TEST_CASE("coming from Haliax: rows on state dicts") {
   file = to_state_dict(model);
   std::erase_if(file.tensors, [](auto& t) { return t.name == "bias"; });
   CHECK(array_equal(from_state_dict(file, model, {.allow_missing = true}).weight, model.weight));
+  {
+    Folder folder;
+    const std::string path = folder / "model.safetensors";
+    const TensorFile sd = to_state_dict(model);
+    write_safetensors(path, sd);
+    CHECK(read_safetensors(path).at("weight").data == sd.at("weight").data);
+  }
   const std::string prefix = "m", leaf = "weight";
   CHECK(with_prefix(prefix, leaf) == "m.weight");
   auto tree = flatten_modules_for_export(model);

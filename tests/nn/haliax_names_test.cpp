@@ -4,6 +4,7 @@
 
 #include <haliax/haliax.h>
 
+#include "haliax/mup.h"
 #include "haliax/optimizers.h"
 #include "support/near.h"
 
@@ -80,6 +81,65 @@ TEST_CASE("names of Haliax: modules, losses and trees") {
     auto unit = [](const NamedArray& w) { return w / sqrt(sum(w * w)); };
     CHECK(scan_aware_tree_map(unit, model).head.weight.axes() == model.head.weight.axes());
   }
+}
+
+TEST_CASE("names of Haliax: functions, control flow and parts of trees") {
+  auto key = random::key(0);
+  const Axis Pos("pos", 3);
+  {
+    auto x = random::normal(key, {Pos, Vocab}), y = exp(x);
+    CHECK(same(floor_divide(x, y), floor(x / y)));
+    CHECK(same(log(power(y, x)), x * x));
+    CHECK(same(mod(x, y), x - y * floor_divide(x, y)));
+    CHECK(same(log(softmax(x, Vocab)), log_softmax(x, Vocab)));
+    CHECK(same(x - logsumexp(x, Vocab), log_softmax(x, Vocab)));
+    CHECK(same(max(x, Vocab), at(top_k(x, Vocab, 3, "top").first, "top", 0)));
+    auto f = [](const NamedArray& a, const NamedArray& b) { return a + b; };
+    CHECK(same(associative_scan(f, Pos, x), cumsum(x, Pos)));
+    auto jitted = named_jit([](const NamedArray& x) { return tanh(x); });
+    jitted.compile(x);
+    CHECK(jitted.plan(x).peak_bytes > 0);
+  }
+  {
+    auto p = NamedArray(1.) > 0., x = NamedArray(2.);
+    auto f = [](const NamedArray& v) { return v * 2.; };
+    auto g = [](const NamedArray& v) { return v * 3.; };
+    CHECK(cond(p, f, g)(x).item() == 4);
+    auto shown = [](const NamedArray& x) {
+      debug::print("x {}", x);
+      return x;
+    };
+    CHECK(eval_shape(shown, x).axes().empty());
+  }
+  {
+    struct Pair {
+      nn::Linear body, head;
+    };
+    auto head = nn::Linear::init(Embed, Vocab, key);
+    Pair model{nn::Linear::init(Embed, Embed.alias("out"), key), {}};
+    model.head = head;
+    auto [a, b] = partition(model, "weight");
+    CHECK(same(combine(a, b).head.weight, head.weight));
+    auto leaves = flatten(model);
+    CHECK(same(unflatten(model, leaves).head.weight, head.weight));
+  }
+}
+
+TEST_CASE("names of Haliax: parametrizations and matmuls of layers") {
+  auto k = random::key(0);
+  const AxisSpec In = Embed, Out = Vocab;
+  auto layer = nn::Linear::init(In, Out, k, {.reparam_cls = nn::hidden_linear_mup});
+  CHECK(layer.reparam.lr_scale == 1 / 6.);
+  for (auto reparam : {nn::input_linear_mup, nn::output_linear_mup, nn::linear_standard_param})
+    CHECK(nn::Linear::init(In, Out, k, {.reparam_cls = reparam}).reparam == reparam(In, Out));
+  auto table = nn::Embedding::init(Vocab, Embed, k, {.reparam_cls = nn::embedding_mup});
+  CHECK(table.reparam.unembed_active_scale == 1 / 6.);
+  auto op = [](Arr x, Arr weight, const AxisSelection& In) { return dot(x, weight, In) * 2.; };
+  auto doubled = nn::Linear::init(In, Out, k, {.dot_general = op});
+  auto x = random::normal(k, {Batch, Embed});
+  CHECK(same(doubled(x), layer(x) * 2.));
+  auto scaled = optim::scale_by_mup_lr().update(layer, {}, layer).first;
+  CHECK(same(scaled.weight, layer.weight / 6.));
 }
 
 TEST_CASE("names of Optax: optimizers, schedules and hyperparameters") {

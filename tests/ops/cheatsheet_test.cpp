@@ -217,6 +217,7 @@ TEST_CASE("cheatsheet: other functions of arrays") {
   const std::vector<NamedArray> arrays{x, y, z};
   CHECK(same(dot(arrays, "b"), x.dot(y, z, "b")));
   CHECK(same(dot(x, y, "b", {.preferred_element_type = DType::f32}), dot(x, y, "b")));
+  CHECK(same(dot(x, y, "b", {.precision = Precision::highest}), dot(x, y, "b")));
   CHECK(random::maybe_rng_split<2>(key).size() == 2);
   CHECK(names(random::shaped_rng_split(key, {A, B}).words) == Names{"a", "b", key_word});
   CHECK(random::choice(key, K, x, "b", false).axes() == Axes{K, A});
@@ -272,6 +273,28 @@ TEST_CASE("cheatsheet: modules and transforms") {
     };
     CHECK(same(scan(both, Pos)(init, xs).second, cumsum(xs, Pos) - xs));
     CHECK(same(map([](const NamedArray& x) { return tanh(x); }, Pos)(xs), tanh(xs)));
+  }
+  {
+    auto p = [](const std::string&, const NamedArray& leaf) { return leaf.ndim() > 1; };
+    auto init = zeros(Embed), xs = random::normal(k, {Pos, Embed});
+    auto f = [](const NamedArray& total, const NamedArray& x) {
+      return std::pair(total + x, total);
+    };
+    CHECK(same(scan(f, Pos, {.is_scanned = p})(init, xs).first, sum(xs, Pos)));
+    {
+      auto f = [](const NamedArray& x) { return tanh(x); };
+      CHECK(same(map(f, Pos, {.is_scanned = p})(xs), tanh(xs)));
+    }
+    auto square_of = [](const NamedArray& x) { return x * x; };
+    auto rule = [](const auto& in, const auto& tangents) {
+      auto& [x] = in;
+      return std::pair(x * x, 2. * x * std::get<0>(tangents));
+    };
+    {
+      auto f = square_of;
+      auto squares = custom_jvp(f, rule);
+      CHECK(same(grad([&](const NamedArray& x) { return sum(squares(x)); })(xs), 2. * xs));
+    }
   }
   auto f = [](const NamedArray& x) { return sum(square(x)); };
   CHECK(same(grad(checkpoint(f))(x), 2. * x));
