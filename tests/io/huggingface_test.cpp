@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "haliax/haliax.h"
+#include "tests/io/checks.h"
 #include "tests/support/folder.h"
 #include "tests/support/memory.h"
 
@@ -41,28 +42,6 @@ struct Model {
             nn::Linear::init(Embed, Vocab, c, {.use_bias = false})};
   }
 };
-bool same(const NamedArray& a, const NamedArray& b) {
-  return a.axes() == b.axes() && a.dtype() == b.dtype() && a.bytes() == b.bytes();
-}
-template <class T> bool same_trees(const T& a, const T& b) {
-  auto x = flatten(a), y = flatten(b);
-  bool equal = x.size() == y.size();
-  for (std::size_t i = 0; equal && i < x.size(); ++i) equal = same(x[i], y[i]);
-  return equal;
-}
-template <class F> std::string message(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-bool has(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != text.npos;
-  if (!found) MESSAGE(text << " does not contain " << part);
-  return found;
-}
 std::string text_of(const std::string& path) {
   std::ifstream in(path);
   return {std::istreambuf_iterator<char>(in), {}};

@@ -6,6 +6,7 @@
 
 #include "haliax/haliax.h"
 #include "haliax/state_dict.h"
+#include "io/checks.h"
 
 using namespace haliax;
 
@@ -67,32 +68,11 @@ struct Body {
 };
 const Axis Layers("layers", 2);
 
-bool same(const NamedArray& a, const NamedArray& b) {
-  return a.axes() == b.axes() && a.dtype() == b.dtype() && a.bytes() == b.bytes();
-}
-template <class T> bool same_trees(const T& a, const T& b) {
-  auto x = flatten(a), y = flatten(b);
-  bool equal = x.size() == y.size();
-  for (std::size_t i = 0; equal && i < x.size(); ++i) equal = same(x[i], y[i]);
-  return equal;
-}
 using Dims = std::vector<std::int64_t>;
 std::vector<float> floats_of(const Tensor& t) {
   std::vector<float> out(t.data.size() / sizeof(float));
   std::memcpy(out.data(), t.data.data(), t.data.size());
   return out;
-}
-template <class F> std::string message(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-bool has(const std::string& text, const std::string& part) {
-  INFO(text);
-  return text.find(part) != text.npos;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "haliax/haliax.h"
+#include "tests/io/checks.h"
 #include "tests/support/folder.h"
 #include "tests/support/golden_dir.h"
 
@@ -21,19 +22,6 @@ using Json = nlohmann::json;
 Json cases() { return Json::parse(std::ifstream(golden_dir() + "/tokenizer/cases.json")); }
 Json spec_of(const std::string& name) {
   return Json::parse(std::ifstream(golden_dir() + "/tokenizer/" + name + ".json"));
-}
-template <class F> std::string message(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-bool has(const std::string& text, const std::string& part) {
-  const bool found = text.find(part) != text.npos;
-  if (!found) MESSAGE(text << " does not contain " << part);
-  return found;
 }
 
 }  // namespace

@@ -9,17 +9,10 @@ using Model = models::GPT2LMHeadModel;
 
 namespace {
 
-const Axis Batch("batch", 4), Pos("pos", 16);
-
 RecordedModel<Model> recorded() {
   models::GPT2Config c{
       .vocab_size = 99, .n_positions = 32, .n_embd = 32, .n_layer = 2, .n_head = 4};
-  return {.name = "gpt2",
-          .like = Model::init(c, random::key(0)),
-          .inputs = {{"input_ids", {Batch, Pos}}},
-          .logits = {Batch, Pos, c.Vocab()},
-          .call = [](const Model& m, const Leaves& batch) { return m(batch[0]); },
-          .loss = [](const Model& m, const Leaves& batch) { return m.loss(batch[0]); }};
+  return recorded_decoder("gpt2", Model::init(c, random::key(0)), c.Vocab());
 }
 
 }  // namespace
@@ -47,10 +40,6 @@ TEST_CASE("gpt2 has the same values on meshes") {
   check_layouts(recorded(), model_layouts({"heads", "mlp", "vocab"}, "pos"));
 }
 TEST_CASE("gpt2 has the same logits with a cache") {
-  auto r = recorded();
-  auto model = r.load();
-  auto ids = nth_batch(r.batches(r.cases(), 4), 0)[0];
-  check_cache(model, ids, model(ids), model.cache({Batch}),
-              [](const Model& m, const NamedArray& ids, const nn::KVCache& cache,
-                 const NamedArray& count) { return m(ids, cache, count); });
+  check_decoder_cache(recorded(),
+                      [](const Model& m, const Axis& Batch) { return m.cache({Batch}); });
 }

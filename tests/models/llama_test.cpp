@@ -9,15 +9,8 @@ using Model = models::LlamaForCausalLM;
 
 namespace {
 
-const Axis Batch("batch", 4), Pos("pos", 16);
-
 RecordedModel<Model> recorded(const char* name, const models::LlamaConfig& c) {
-  return {.name = name,
-          .like = Model::init(c, random::key(0)),
-          .inputs = {{"input_ids", {Batch, Pos}}},
-          .logits = {Batch, Pos, c.Vocab()},
-          .call = [](const Model& m, const Leaves& batch) { return m(batch[0]); },
-          .loss = [](const Model& m, const Leaves& batch) { return m.loss(batch[0]); }};
+  return recorded_decoder(name, Model::init(c, random::key(0)), c.Vocab());
 }
 // Two heads per group, scaled rotary positions, a head of its own.
 RecordedModel<Model> llama() {
@@ -68,10 +61,6 @@ TEST_CASE("llama has the same values on meshes") {
   check_layouts(llama(), model_layouts({"kv_heads", "mlp", "vocab"}, "pos"));
 }
 TEST_CASE("llama has the same logits with a cache") {
-  auto r = llama();
-  auto model = r.load();
-  auto ids = nth_batch(r.batches(r.cases(), 4), 0)[0];
-  check_cache(model, ids, model(ids), model.cache(16, {Batch}),
-              [](const Model& m, const NamedArray& ids, const nn::KVCache& cache,
-                 const NamedArray& count) { return m(ids, cache, count); });
+  check_decoder_cache(llama(),
+                      [](const Model& m, const Axis& Batch) { return m.cache(16, {Batch}); });
 }

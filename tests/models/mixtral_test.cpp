@@ -8,8 +8,6 @@ using namespace haliax::testing;
 
 namespace {
 
-const Axis Batch("batch", 4), Pos("pos", 16);
-
 models::LlamaConfig sizes(std::int64_t expert, bool qk_norm) {
   return {.vocab_size = 99,
           .hidden_size = 32,
@@ -24,12 +22,7 @@ models::LlamaConfig sizes(std::int64_t expert, bool qk_norm) {
 }
 template <class Model>
 RecordedModel<Model> recorded(const char* name, const models::MixtralConfig& c) {
-  return {.name = name,
-          .like = Model::init(c, random::key(0)),
-          .inputs = {{"input_ids", {Batch, Pos}}},
-          .logits = {Batch, Pos, c.Vocab()},
-          .call = [](const Model& m, const Leaves& batch) { return m(batch[0]); },
-          .loss = [](const Model& m, const Leaves& batch) { return m.loss(batch[0]); }};
+  return recorded_decoder(name, Model::init(c, random::key(0)), c.Vocab());
 }
 // 4 experts.
 auto mixtral() { return recorded<models::MixtralForCausalLM>("mixtral", {sizes(24, false), 4, 2}); }
@@ -37,11 +30,7 @@ auto mixtral() { return recorded<models::MixtralForCausalLM>("mixtral", {sizes(2
 auto qwen() { return recorded<models::Qwen3MoeForCausalLM>("qwen3_moe", {sizes(12, true), 8, 2}); }
 
 template <class Model> void check_cached(const RecordedModel<Model>& r) {
-  auto model = r.load();
-  auto ids = nth_batch(r.batches(r.cases(), 4), 0)[0];
-  check_cache(model, ids, model(ids), model.cache(16, {Batch}),
-              [](const Model& m, const NamedArray& some, const nn::KVCache& cache,
-                 const NamedArray& count) { return m(some, cache, count); });
+  check_decoder_cache(r, [](const Model& m, const Axis& Batch) { return m.cache(16, {Batch}); });
 }
 double deviation(const NamedArray& a) { return std::sqrt(mean(square(a)).item()); }
 
@@ -61,14 +50,16 @@ TEST_CASE("mixtral and qwen3_moe train as transformers does") {
   check_training(mixtral());
   check_training(qwen());
 }
-TEST_CASE("mixtral has the same values on meshes") {
+TEST_CASE("mixtral and qwen3_moe have the same values on meshes") {
   // Not strict: tokens and experts are gathered for routing.
   auto layouts = model_layouts({"kv_heads", "mlp", "vocab"}, "pos", false);
-  layouts.push_back({"data=2, experts=2",
-                     Mesh{{{"data", 2}, {"experts", 2}}},
-                     {{"embed", "data"}, {"experts", "experts"}},
-                     {{"batch", "data"}, {"experts", "experts"}}});
+  const ModelLayout by_experts{"data=2, experts=2",
+                               Mesh{{{"data", 2}, {"experts", 2}}},
+                               {{"embed", "data"}, {"experts", "experts"}},
+                               {{"batch", "data"}, {"experts", "experts"}}};
+  layouts.push_back(by_experts);
   check_layouts(mixtral(), layouts);
+  check_layouts(qwen(), {layouts[1], by_experts});
 }
 TEST_CASE("mixtral and qwen3_moe have the same logits with a cache") {
   check_cached(mixtral());

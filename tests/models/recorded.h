@@ -58,6 +58,17 @@ template <class Model> struct RecordedModel {
     return out;
   }
 };
+// A decoder of tokens, with recorded batches of 4 sequences of 16 tokens.
+template <class Model>
+RecordedModel<Model> recorded_decoder(const char* name, const Model& like, const Axis& Vocab) {
+  const Axis Batch("batch", 4), Pos("pos", 16);
+  return {.name = name,
+          .like = like,
+          .inputs = {{"input_ids", {Batch, Pos}}},
+          .logits = {Batch, Pos, Vocab},
+          .call = [](const Model& m, const Leaves& batch) { return m(batch[0]); },
+          .loss = [](const Model& m, const Leaves& batch) { return m.loss(batch[0]); }};
+}
 inline Leaves nth_batch(const Leaves& batches, std::int64_t i) {
   Leaves out;
   for (auto& all : batches) out.push_back(at(all, "batches", i).eval());
@@ -248,6 +259,16 @@ void check_cache(const Model& model, const NamedArray& ids, const NamedArray& lo
     std::tie(got, cache) = step(model, slice(ids, "pos", i, 1), cache, full({}, 1, DType::i32));
     near(got, i);
   }
+}
+
+// Checks the cache of a decoder; `make_cache(model, Batch)` returns an empty one.
+template <class Model, class MakeCache>
+void check_decoder_cache(const RecordedModel<Model>& r, const MakeCache& make_cache) {
+  const auto model = r.load();
+  const auto ids = nth_batch(r.batches(r.cases(), 4), 0)[0];
+  check_cache(model, ids, model(ids), make_cache(model, ids.resolve_axis("batch")),
+              [](const Model& m, const NamedArray& some, const nn::KVCache& cache,
+                 const NamedArray& count) { return m(some, cache, count); });
 }
 
 }  // namespace haliax::testing
