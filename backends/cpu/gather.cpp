@@ -85,10 +85,10 @@ struct PartOfDim {
 // The elements of `dims` as lines times runs. A line is the last dim along which an id varies. A
 // run covers dims along which no id varies; all of its elements have the same ids. The dims along
 // which ids vary keep their order, so the order of the updates of one element does not change.
-class Lines {
+class PickedLines {
  public:
   // `here` and `there`: strides of the dense side (out, updates), and of the table or target.
-  Lines(const char* op, const Dims& dims, const Dims& here, const Dims& there, const Ids& ids)
+  PickedLines(const char* op, const Dims& dims, const Dims& here, const Dims& there, const Ids& ids)
       : ids_(ids) {
     if (dims.size() > kMaxDims) throw Error(std::string("[") + op + "] more than 64 dimensions");
     std::size_t line = dims.size();  // the last dim along which an id varies
@@ -275,7 +275,7 @@ class GatherStep final : public CompiledStep {
   }
   Place table_, out_;
   Ids ids_;
-  Lines lines_;
+  PickedLines lines_;
   int bytes_;
   std::byte absent_[8] = {};
 };
@@ -432,7 +432,7 @@ class ScatterStep final : public CompiledStep {
   }
   Place updates_, target_;
   Ids ids_;
-  Lines lines_;
+  PickedLines lines_;
   DType dtype_;
   program::Update update_;
   PartOfDim part_;  // the dim that is split over the workers; last = 0: the columns are split
