@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import select
 import signal
 import subprocess
@@ -157,7 +158,8 @@ def pattern(o):
     if o.below is None:
         return "|".join(o.case) or "."
     names = [row["case"] for row in load(o.rows).values()
-             if (ratio(row) or math.inf) < o.below and row["dtype"] == o.dtype]
+             if (ratio(row) or math.inf) < o.below and row["dtype"] == o.dtype
+             and row["size"] in o.size and re.search("|".join(o.case) or ".", row["case"])]
     return "^(" + "|".join(sorted(names)) + ")$"
 
 

@@ -53,13 +53,19 @@ def summary(rows):
     return out
 
 
+def columns_of(rows):
+    """Returns the columns that have a case."""
+    have = {(row["dtype"], row["size"], row["pass"]) for row in rows}
+    return [column for column in COLUMNS if column in have]
+
+
 def by_op(rows):
     """Returns one line for each op: for each column, the lowest ratio of all places of the axis."""
     names = dict.fromkeys(row["op"] for row in rows if row["op"] not in ops_table.EXCEPTIONS)
     out = []
     for name in names:
         cells = []
-        for column in COLUMNS:
+        for column in columns_of(rows):
             part = [r for r in rows if r["op"] == name
                     and (r["dtype"], r["size"], r["pass"]) == column]
             ratios = [ratio(r) for r in part if ratio(r)]
@@ -97,7 +103,7 @@ def write_page(o):
     worst = [r for r in measured if r["size"] != "tiny"][:40]
     lines = [[f"`{r['op']}`", r["place"], r["size"], r["dtype"], r["pass"],
               *(duration(r, name) for name in ("ours", *PEERS)), number(ratio(r))] for r in worst]
-    heads = [f"{size} {dtype}, {word}" for dtype, size, word in COLUMNS]
+    heads = [f"{size} {dtype}, {word}" for dtype, size, word in columns_of(rows)]
     PAGE.write_text(TEMPLATE.read_text().format(
         date=datetime.date.today().isoformat(), machine=machine(), versions=versions(o.python),
         count=len(worst),
