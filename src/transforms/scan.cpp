@@ -6,6 +6,7 @@
 #include "base/per_thread.h"
 #include "base/where.h"
 #include "graph/fail.h"
+#include "ops/attr.h"
 #include "ops/effect.h"
 #include "ops/named.h"
 #include "transforms/leaves.h"
@@ -199,6 +200,34 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
           })};
 }
 
+// Moves contractions of a slice of a scanned array with a loop-invariant array out of the loop: one
+// contraction of the array before the loop is faster than one small contraction per iteration, and
+// its gradient is one contraction, too. For example, `x_t . w` of a recurrent cell becomes a slice
+// of `x . w`. Large ones stay, because the result of all iterations is materialized.
+Nodes with_hoisted_contractions(const Nodes& created, const NodePtr& index, const Axis& axis) {
+  constexpr std::int64_t most_in_iteration = 128 << 10, most = 64 << 20;  // bytes
+  auto in_body = [&](const Node& n) { return n.varies_with(index.get()); };
+  Rewrite to;
+  traverse(created, in_body, [&](const NodePtr& n, Nodes& todo) {
+    add_reads(n, todo);
+    if (n->op->kind != Kind::contract || n->bytes() > most_in_iteration ||
+        n->bytes() * axis.size > most)
+      return;
+    for (std::size_t k : {0, 1}) {
+      auto &slice = n->in[k], &other = n->in[1 - k];
+      const bool scanned = is_slice_at(*slice, index.get()) && !in_body(*slice->in[0]);
+      if (!scanned || in_body(*other) || find(*other, axis.name)) continue;
+      OriginScope due(n->origin);
+      Nodes in{other, other};
+      in[k] = slice->in[0];
+      auto all = prim::rebuilt(*n, in, joined({axis}, n->axes));
+      to[n.get()] = prim::fit(prim::slice_at(all, index, true), n->axes);
+      return;
+    }
+  });
+  return to.empty() ? created : substitute(created, to);
+}
+
 // A scan, in one of the forms that the options select.
 struct Scan {
   Axis axis;
@@ -298,6 +327,12 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
       start[k] = NamedArray(prim::fit(start[k].node(), axes));
     }
     if (widened && attempt < 8) continue;
+    if (!start.empty()) {
+      const auto body = with_hoisted_contractions(created, index, axis);
+      std::size_t at = 0;
+      for (auto* values : {&next, &y})
+        *values = mapped(*values, [&](const NodePtr&) { return body[at++]; });
+    }
     Loop l;
     l.axis = axis;
     l.index = {index};

@@ -3,6 +3,8 @@
 
 #include <functional>
 
+#include "graph/loop.h"
+#include "transforms/rewrite.h"
 #include "haliax/haliax.h"
 #include "support/near.h"
 #include "support/raises.h"
@@ -499,4 +501,48 @@ TEST_CASE("reduce starts from the first slice; associative_scan returns all runn
                        doctest::Contains("transforms_loops_test.cpp"), Error);
   CHECK_THROWS_WITH_AS(reduce(mul, "time", zeros({{"time", 0}})),
                        doctest::Contains("[reduce] there are no elements along (time=0)"), Error);
+}
+
+TEST_CASE("a contraction of scanned inputs with a weight runs once, before the loop") {
+  auto p = problem();
+  const Axis To = p.weight.axes()[1];
+  auto cell = [&](In state, In x) {
+    return tanh(rename(dot(x, p.weight, Embed), {{To.name, Embed.name}}) + state * 0.5);
+  };
+  // contractions in the loop that computes y
+  auto in_body = [](In y) {
+    int count = 0;
+    for (auto& n : all_nodes({y.node()}))
+      count += n->op->kind == Kind::contract && !n->free.empty();
+    return count;
+  };
+  auto y = fold(cell, Time)(p.init, p.xs);
+  CHECK(in_body(y) == 0);
+  auto expected = p.init;
+  for (int t = 0; t < Time.size; ++t) expected = cell(expected, haliax::at(p.xs, Time, t));
+  CHECK(max(abs(y - expected)).item() < 1e-6);
+  auto loss = [&](In weight) {
+    auto by = [&](In state, In x) {
+      return tanh(rename(dot(x, weight, Embed), {{To.name, Embed.name}}) + state * 0.5);
+    };
+    return [=, &p](bool loop) {
+      if (loop) return sum(fold(by, Time)(p.init, p.xs));
+      auto state = p.init;
+      for (int t = 0; t < Time.size; ++t) state = by(state, haliax::at(p.xs, Time, t));
+      return sum(state);
+    };
+  };
+  auto got = grad([&](In w) { return loss(w)(true); })(p.weight),
+       should = grad([&](In w) { return loss(w)(false); })(p.weight);
+  CHECK(max(abs(got - should)).item() < 1e-6);
+  // The carry is an operand, or the result is large.
+  auto carried = [&](In state, In x) {
+    return rename(dot(state, p.weight, Embed), {{To.name, Embed.name}}) + x;
+  };
+  CHECK(in_body(fold(carried, Time)(p.init, p.xs)) == 1);
+  const Axis Wide("wide", 40000);
+  auto large = [&](In state, In x) {
+    return state + sum(dot(x, zeros({Embed, Wide}, DType::f64), Embed));
+  };
+  CHECK(in_body(fold(large, Time)(zeros({}, DType::f64), p.xs)) == 1);
 }
