@@ -83,7 +83,7 @@ class CompileCost(unittest.TestCase):
     def test_the_umbrella_header_costs_less_than_twice_its_standard_headers(self):
         ratio = self.megabytes('#include "haliax/haliax.h"\n') / self.megabytes(STANDARD_HEADERS)
         self.assertLess(
-            ratio, 1.99,
+            ratio, 1.79,
             "haliax.h is more expensive; clang++ -ftime-trace shows its instantiations")
 
     def test_a_llama_compiles_in_three_seconds(self):
@@ -99,8 +99,7 @@ class CompileCost(unittest.TestCase):
                     reference_seconds = min(reference_seconds,
                                             self.compiled(compiler, reference, "-O2")[1])
                     seconds = min(seconds, self.compiled(compiler, llama, "-O2")[1])
-                    # The ops, layers and optimizers of all of Haliax cost 2 to 5 % above the limit.
-                    limit = max(3, reference_seconds) * 1.08
+                    limit = max(3, reference_seconds)
                     if seconds < limit:
                         break
                 self.assertLess(seconds, limit)

@@ -123,6 +123,12 @@ class AxisSelection {
   AxisSelection(const Axes& axes);
   AxisSelection(const Names& names);
   AxisSelection(std::initializer_list<AxisSelector> axes);
+  // Not inline, as for AxisSpec: a program of many copies compiles faster.
+  AxisSelection(const AxisSelection&);
+  AxisSelection(AxisSelection&&) noexcept;
+  AxisSelection& operator=(const AxisSelection&);
+  AxisSelection& operator=(AxisSelection&&) noexcept;
+  ~AxisSelection();
   /// Returns true if the selection is all axes.
   bool all() const { return all_; }
   /// Returns the listed axes; none if `all()`.
@@ -168,8 +174,12 @@ class AxisSpec {
   AxisSpec(const Axis& axis);
   AxisSpec(Axes axes);
   AxisSpec(std::initializer_list<Axis> axes);
-  template <std::size_t N>
-  AxisSpec(const std::array<Axis, N>& axes) : axes_(axes.begin(), axes.end()) {}
+  template <std::size_t N> AxisSpec(const std::array<Axis, N>& axes) : AxisSpec(axes.data(), N) {}
+  AxisSpec(const AxisSpec&);
+  AxisSpec(AxisSpec&&) noexcept;
+  AxisSpec& operator=(const AxisSpec&);
+  AxisSpec& operator=(AxisSpec&&) noexcept;
+  ~AxisSpec();
   /// Returns the axes.
   const Axes& axes() const { return axes_; }
   operator const Axes&() const { return axes_; }
@@ -178,9 +188,11 @@ class AxisSpec {
   /// Returns an iterator past the last axis.
   auto end() const { return axes_.end(); }
   static constexpr bool is_static = true;  ///< a field of a module is static
-  friend bool operator==(const AxisSpec&, const AxisSpec&) = default;
+  friend bool operator==(const AxisSpec& a, const AxisSpec& b) { return a.equal(b); }
 
  private:
+  AxisSpec(const Axis* first, std::size_t count);
+  bool equal(const AxisSpec& other) const;
   Axes axes_;
 };
 

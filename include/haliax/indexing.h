@@ -50,7 +50,7 @@ struct SliceLength {
   /// Converts a number of positions, or an axis.
   SliceLength(int n) : size(n) {}
   SliceLength(std::int64_t n) : size(n) {}
-  SliceLength(const Axis& axis) : size(axis.size), name(axis.name) {}
+  SliceLength(const Axis& axis);
 };
 
 /// Slices several axes. The rules of `slice` of one axis apply to each.
@@ -189,8 +189,8 @@ NamedArray index(Arr x, const Indices& indices);
 ///                    NaN, the minimum (signed), the maximum (unsigned) or true
 ///
 ///     at_get(x, {{"vocab", ids}}, IndexMode::fill, 0.);
-NamedArray at_get(Arr x, const Indices& indices, IndexMode mode = IndexMode::promise_in_bounds,
-                  std::optional<Arr> fill_value = {});
+NamedArray at_get(Arr x, const Indices& indices, IndexMode mode = IndexMode::promise_in_bounds);
+NamedArray at_get(Arr x, const Indices& indices, IndexMode mode, std::optional<Arr> fill_value);
 
 /// Returns `x` with the indexed part replaced by `update`.
 ///
@@ -247,8 +247,8 @@ class PickedPart {
   /// Refers to the part `picks` of `x`.
   PickedPart(NamedArray x, Picks picks) : x_(std::move(x)), picks_(std::move(picks)) {}
   /// Returns the part, as `at_get`.
-  NamedArray get(IndexMode mode = IndexMode::promise_in_bounds,
-                 std::optional<Arr> fill_value = {}) const;
+  NamedArray get(IndexMode mode = IndexMode::promise_in_bounds) const;
+  NamedArray get(IndexMode mode, std::optional<Arr> fill_value) const;
   /// Returns the array with the part replaced, as `at_set`.
   [[nodiscard("x is unchanged; x = x.at(...).set(y) stores the new array")]] NamedArray set(
       const Arr& update, IndexMode mode = IndexMode::drop) const;

@@ -97,6 +97,8 @@ struct JitOptions {
   bool passes = false;      ///< Adds the passes of the compiler to `JitReport::explain`.
   bool partition = false;   ///< Set by `named_jit`: compiles for the mesh.
   SourceLocation at = SourceLocation::current();  ///< Location that errors name.
+  // Not inline: programs compile faster. Without a constructor, it remains an aggregate.
+  ~JitOptions();
 };
 
 /// @}
@@ -126,6 +128,13 @@ struct PassReport {
 /// the function runs, except for `split_bytes` and the estimates. On a mesh they are those of the
 /// device that needs the most memory.
 struct JitReport {
+  JitReport();
+  JitReport(const JitReport&);
+  JitReport(JitReport&&) noexcept;
+  JitReport& operator=(const JitReport&);
+  JitReport& operator=(JitReport&&) noexcept;
+  ~JitReport();
+
   int traces = 0;   ///< How often the function was traced.
   std::string why;  ///< The reason for the last trace: the difference to the signature before.
   /// The donated arguments that no result can reuse, each with the reason. Empty if they hold less
@@ -171,7 +180,8 @@ struct JitReport {
 /// @}
 
 namespace detail {
-bool is_tracing();  // inside grad, vmap, scan or jit
+bool is_tracing();                          // inside grad, vmap, scan or jit
+JitOptions partitioned(const JitOptions&);  // with `partition`
 
 // True if parameter I of f is a NamedArray, or an optional one. False for templates (lambdas with
 // auto) and overloads, whose parameters are not visible.
@@ -234,6 +244,7 @@ class JitCore {
  public:
   explicit JitCore(JitOptions);
   ~JitCore();
+  static std::shared_ptr<JitCore> create(const JitOptions&);
   struct Cached;
   // Held while a thread traces and compiles. Compiled programs may run concurrently.
   class TraceGuard {
@@ -276,11 +287,15 @@ template <class R, class... A> struct JitCall {
   R (*call)(const void* f, const std::tuple<A...>&);
 
   template <class F> static JitCall of(JitCore& core, const F& f) { return {core, &f, &called<F>}; }
+  struct Compiled {
+    JitCore::Cached* entry;
+    Walk arguments;
+  };
   R run(const A&... args) const {
     auto [entry, w] = compiled(args...);
     return unflatten(*static_cast<const R*>(JitCore::like(entry)), core.run(entry, w));
   }
-  std::pair<JitCore::Cached*, Walk> compiled(const A&... args) const {
+  Compiled compiled(const A&... args) const {
     Parts parts;
     Walk w = walk_parts(parts, args...);
     auto* entry = core.find(w, parts);
@@ -353,8 +368,8 @@ template <class F> class Jitted {
  public:
   using TransformedFunction = F;  ///< The function, for the inspection of its parameters.
   /// Wraps `f`. Nothing is traced before the first call.
-  Jitted(F f, JitOptions options)
-      : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
+  Jitted(F f, const JitOptions& options)
+      : f_(std::move(f)), core_(detail::JitCore::create(options)) {}
   /// Runs the function. Traces and compiles it first if no trace has the signature of `args`.
   ///
   /// Arrays in `args` are inputs; their axes, dtypes and placements belong to the signature. All
@@ -481,8 +496,8 @@ template <class R, class... A> class Jitted<R(A...)> {
 /// @param f        function of trees that returns a tree
 /// @param options  see `JitOptions`; the mesh and the mappings have no effect
 /// @see named_jit, Jitted::compile, debug::print
-template <class F> Jitted<F> jit(F f, JitOptions options = {}) {
-  return {std::move(f), std::move(options)};
+template <class F> Jitted<F> jit(F f, const JitOptions& options = {}) {
+  return {std::move(f), options};
 }
 /// Returns `f`, compiled for a mesh.
 ///
@@ -502,9 +517,8 @@ template <class F> Jitted<F> jit(F f, JitOptions options = {}) {
 /// @throws haliax::Error (from a call) if a mapping names a mesh axis that the mesh lacks, if two
 ///     axes of an array are on one mesh axis, or if the mesh has more devices than there are
 /// @see fsdp, shard_map, use_mesh, axis_mapping, Jitted::plan
-template <class F> Jitted<F> named_jit(F f, JitOptions options = {}) {
-  options.partition = true;
-  return {std::move(f), std::move(options)};
+template <class F> Jitted<F> named_jit(F f, const JitOptions& options = {}) {
+  return {std::move(f), detail::partitioned(options)};
 }
 
 /// Returns the report of the last trace of `f` as tables: collectives with their causes, memory by

@@ -15,17 +15,13 @@ struct LoraOptions {
 };
 
 namespace detail {
-struct NamedLinear {
-  std::string path;
-  Linear* layer;
-};
-void add_lora(const std::vector<NamedLinear>& layers, const std::vector<std::string>& modules,
-              std::int64_t rank, const Key& key, const LoraOptions& options, SourceLocation at);
-void merge_lora(Linear&);
-template <class T> std::vector<NamedLinear> linears_of(T& model) {
-  std::vector<NamedLinear> out;
-  for_each_module<Linear>(model, [&](auto& path, Linear& l) { out.push_back({path, &l}); });
-  return out;
+// The modules of `linears` are the `Linear` of a model.
+void add_lora(const Walk& linears, const std::vector<std::string>& modules, std::int64_t rank,
+              const Key& key, const LoraOptions& options, SourceLocation at);
+void merge_lora(const Walk& linears);
+void remove_lora(const Walk& linears);
+template <class T> Walk linears_of(T& model) {
+  return haliax::detail::walk_of_modules<Linear>(model, false);
 }
 }  // namespace detail
 
@@ -60,12 +56,12 @@ T with_lora(T model, const std::vector<std::string>& modules, std::int64_t rank,
 /// Returns the model with all adapters added to their weights. The results are equal up to
 /// rounding.
 template <class T> T merge_lora(T model) {
-  for (auto& l : detail::linears_of(model)) detail::merge_lora(*l.layer);
+  detail::merge_lora(detail::linears_of(model));
   return model;
 }
 /// Returns the model without adapters. The weights do not change.
 template <class T> T without_lora(T model) {
-  for (auto& l : detail::linears_of(model)) l.layer->lora = std::nullopt;
+  detail::remove_lora(detail::linears_of(model));
   return model;
 }
 

@@ -48,6 +48,11 @@ class Mesh {
   ///     if -1 does not divide evenly
   Mesh(std::vector<std::pair<std::string, int>> axes,
        SourceLocation at = SourceLocation::current());
+  Mesh(const Mesh&);
+  Mesh(Mesh&&) noexcept;
+  Mesh& operator=(const Mesh&);
+  Mesh& operator=(Mesh&&) noexcept;
+  ~Mesh();
   /// Returns the names and sizes of the axes.
   const std::vector<std::pair<std::string, int>>& axes() const { return axes_; }
   /// Returns the number of devices: the product of the sizes.
@@ -56,9 +61,10 @@ class Mesh {
   /// @throws haliax::Error if the mesh has no such axis
   int size(std::string_view axis, SourceLocation at = SourceLocation::current()) const;
   /// Compares names and sizes.
-  friend bool operator==(const Mesh&, const Mesh&) = default;
+  friend bool operator==(const Mesh& a, const Mesh& b) { return a.equal(b); }
 
  private:
+  bool equal(const Mesh& other) const;
   std::vector<std::pair<std::string, int>> axes_;
 };
 /// Returns the axes as text: `data=4, model=2`.
@@ -119,6 +125,11 @@ class Mapping {
   /// @throws haliax::Error if an axis occurs twice, if a mesh axis occurs twice in one entry, or if
   ///     a name is empty
   Mapping(std::initializer_list<Entry> entries, SourceLocation at = SourceLocation::current());
+  Mapping(const Mapping&);
+  Mapping(Mapping&&) noexcept;
+  Mapping& operator=(const Mapping&);
+  Mapping& operator=(Mapping&&) noexcept;
+  ~Mapping();
   /// Creates a mapping from a vector of entries. Raises as the constructor does.
   static Mapping of(std::vector<Entry> entries, SourceLocation at = SourceLocation::current());
   /// Returns the entries, in order.
@@ -126,9 +137,10 @@ class Mapping {
   /// Returns the mesh axes of an axis, or null if the mapping has no entry for it.
   const std::vector<std::string>* find(Name axis) const;
   /// Compares entries, in order.
-  friend bool operator==(const Mapping&, const Mapping&) = default;
+  friend bool operator==(const Mapping& a, const Mapping& b) { return a.equal(b); }
 
  private:
+  bool equal(const Mapping& other) const;
   std::vector<Entry> entries_;
 };
 /// Returns the mapping as text: `{batch: data, embed: data+model}`.
@@ -146,6 +158,11 @@ class Mappings {
   Mappings(Mapping all);
   /// Creates one mapping for each argument or result.
   Mappings(std::vector<std::optional<Mapping>> each);
+  Mappings(const Mappings&);
+  Mappings(Mappings&&) noexcept;
+  Mappings& operator=(const Mappings&);
+  Mappings& operator=(Mappings&&) noexcept;
+  ~Mappings();
   /// Creates one mapping for each argument or result.
   static Mappings of_each(std::vector<std::optional<Mapping>> each);
   /// Returns the mappings: a vector of one if it is for all.

@@ -255,7 +255,8 @@ struct Dropout {
   /// @param inference  overrides the field `inference`
   /// @throws haliax::Error if the key is missing, if `pdrop` is not a probability, or if `x` lacks
   ///     an axis of `broadcast_axes`
-  NamedArray operator()(Arr x, const Key& key = {}, std::optional<bool> inference = {}) const;
+  NamedArray operator()(Arr x, const Key& key = {}) const;
+  NamedArray operator()(Arr x, const Key& key, std::optional<bool> inference) const;
 };
 
 /// Options of `dropout`.
@@ -381,9 +382,10 @@ using MLP = Mlp;
 /// @}
 
 namespace detail {
-// Resizes the axis in all modules.
-void resize_vocab(const std::vector<Embedding*>&, const std::vector<Linear*>&, const AxisSelector&,
-                  std::int64_t new_size, const Key&, SourceLocation);
+// Resizes the axis in all modules of `tables`, which are `Embedding`, and of `heads`, which are
+// `Linear`.
+void resize_vocab(const Walk& tables, const Walk& heads, const AxisSelector&, std::int64_t new_size,
+                  const Key&, SourceLocation);
 }  // namespace detail
 /// @name Resizing
 /// @{
@@ -401,10 +403,8 @@ void resize_vocab(const std::vector<Embedding*>&, const std::vector<Linear*>&, c
 template <class T>
 T resize_vocab(T model, const AxisSelector& Vocab, std::int64_t new_size, const Key& key = {},
                SourceLocation at = SourceLocation::current()) {
-  std::vector<Embedding*> tables;
-  std::vector<Linear*> heads;
-  for_each_module<Embedding>(model, [&](auto&, Embedding& e) { tables.push_back(&e); });
-  for_each_module<Linear>(model, [&](auto&, Linear& l) { heads.push_back(&l); });
+  const Walk tables = haliax::detail::walk_of_modules<Embedding>(model, false);
+  const Walk heads = haliax::detail::walk_of_modules<Linear>(model, false);
   detail::resize_vocab(tables, heads, Vocab, new_size, key, at);
   return model;
 }

@@ -486,7 +486,8 @@ NamedArray ptp(Arr x, const AxisSelection& axis = {});
 /// @param weights  value that each element adds, with the axis of `x`; default: 1
 /// @return array with the axis `Counts`: `i32`, or the dtype of `weights`
 /// @throws haliax::Error if `x` is not an integer array with one axis
-NamedArray bincount(Arr x, const Axis& Counts, std::optional<Arr> weights = {});
+NamedArray bincount(Arr x, const Axis& Counts);
+NamedArray bincount(Arr x, const Axis& Counts, std::optional<Arr> weights);
 
 /// Returns true if any element along the selected axes is nonzero. NaN is true.
 NamedArray any(Arr x, const AxisSelection& axis = {}, ReduceOptions options = {});
@@ -501,12 +502,14 @@ NamedArray all(Arr x, const AxisSelection& axis = {}, ReduceOptions options = {}
 ///
 /// @return `i32` array without the axis; `i64` for more than 2^31 - 1 positions
 /// @throws haliax::Error if the axis has size 0
-NamedArray argmax(Arr x, std::optional<AxisSelector> axis = {});
+NamedArray argmax(Arr x);
+NamedArray argmax(Arr x, std::optional<AxisSelector> axis);
 
 /// Returns the position of the minimum along `axis`, or the flat position over all axes.
 ///
 /// The rules of `argmax` apply.
-NamedArray argmin(Arr x, std::optional<AxisSelector> axis = {});
+NamedArray argmin(Arr x);
+NamedArray argmin(Arr x, std::optional<AxisSelector> axis);
 
 /// Computes `log(sum(exp(x), axis))` without overflow.
 ///

@@ -490,9 +490,14 @@ class Hyperparams {
   struct key_compare {};           ///< Names are in the order of `inject_hyperparams`.
   using value_type = std::pair<std::string, NamedArray>;  ///< A name and its value.
   /// Creates hyperparameters without names.
-  Hyperparams() = default;
+  Hyperparams();
   /// Creates hyperparameters.
-  explicit Hyperparams(std::vector<value_type> all) : all_(std::move(all)) {}
+  explicit Hyperparams(std::vector<value_type> all);
+  Hyperparams(const Hyperparams&);
+  Hyperparams(Hyperparams&&) noexcept;
+  Hyperparams& operator=(const Hyperparams&);
+  Hyperparams& operator=(Hyperparams&&) noexcept;
+  ~Hyperparams();
   /// Returns the value of a name. Assign it to change the value of the next update.
   /// @throws haliax::Error if there is no such name
   NamedArray& operator[](const std::string& name);
@@ -500,13 +505,13 @@ class Hyperparams {
   /// Returns an iterator to the pair of a name, or `end()`.
   std::vector<value_type>::iterator find(const std::string& name);
   /// Returns an iterator to the first pair.
-  auto begin() { return all_.begin(); }
-  auto begin() const { return all_.begin(); }
+  std::vector<value_type>::iterator begin();
+  std::vector<value_type>::const_iterator begin() const;
   /// Returns an iterator past the last pair.
-  auto end() { return all_.end(); }
-  auto end() const { return all_.end(); }
+  std::vector<value_type>::iterator end();
+  std::vector<value_type>::const_iterator end() const;
   /// Returns the number of hyperparameters.
-  std::size_t size() const { return all_.size(); }
+  std::size_t size() const;
 
  private:
   std::vector<value_type> all_;

@@ -38,6 +38,12 @@ std::ostream& operator<<(std::ostream& out, const Key& key);
 
 namespace random {
 
+namespace detail {
+// Assign the keys of `split` and `maybe_rng_split`.
+void split_into(Key* first, std::size_t n, const Key& key, SourceLocation);
+void maybe_split_into(Key* first, std::size_t n, const Key& key, SourceLocation);
+}  // namespace detail
+
 /// @name Creating keys
 /// @{
 
@@ -63,9 +69,8 @@ Key split(const Key& key, const Axis& axis, SourceLocation at = SourceLocation::
 /// Returns `N` independent keys as a `std::array`, for structured bindings.
 template <std::size_t N>
 std::array<Key, N> split(const Key& key, SourceLocation at = SourceLocation::current()) {
-  auto keys = split(key, int(N), at);
   std::array<Key, N> out;
-  for (std::size_t i = 0; i < N; ++i) out[i] = keys[i];
+  detail::split_into(out.data(), N, key, at);
   return out;
 }
 
@@ -81,9 +86,8 @@ std::vector<Key> maybe_rng_split(const Key& key, int n = 2,
 /// Returns `N` keys as a `std::array`, for structured bindings.
 template <std::size_t N>
 std::array<Key, N> maybe_rng_split(const Key& key, SourceLocation at = SourceLocation::current()) {
-  auto keys = maybe_rng_split(key, int(N), at);
   std::array<Key, N> out;
-  for (std::size_t i = 0; i < N; ++i) out[i] = keys[i];
+  detail::maybe_split_into(out.data(), N, key, at);
   return out;
 }
 /// Returns an array of keys with these axes. If they have one position, it is the key itself.
@@ -194,8 +198,9 @@ NamedArray weibull_min(const Key& key, const AxisSpec& axes, Arr scale, Arr conc
 /// @throws haliax::Error if `axis` has size 0, or is in `shape`
 ///
 ///     auto ids = random::categorical(key, logits, "vocab");   // (batch, vocab) -> (batch)
+NamedArray categorical(const Key& key, Arr logits, const AxisSelector& axis);
 NamedArray categorical(const Key& key, Arr logits, const AxisSelector& axis,
-                       std::optional<AxisSpec> shape = {});
+                       std::optional<AxisSpec> shape);
 
 /// Draws elements of `a` along `axis`.
 ///
@@ -211,7 +216,9 @@ NamedArray categorical(const Key& key, Arr logits, const AxisSelector& axis,
 ///
 ///     auto rows = random::choice(key, Sample, table, "row");   // (row, embed) -> (sample, embed)
 NamedArray choice(const Key& key, const AxisSpec& axes, Arr a, const AxisSelector& axis,
-                  bool replace = true, std::optional<Arr> p = {});
+                  bool replace = true);
+NamedArray choice(const Key& key, const AxisSpec& axes, Arr a, const AxisSelector& axis,
+                  bool replace, std::optional<Arr> p);
 
 /// Shuffles `x` along `axis`.
 ///

@@ -78,8 +78,9 @@ Schedule inv_sqrt_decay_schedule(double init_value, double timescale = 10000,
 /// @param init_value             value at step 0
 /// @param boundaries_and_scales  pairs of a step and a factor
 /// @throws haliax::Error if a factor is negative
+Schedule piecewise_constant_schedule(double init_value);
 Schedule piecewise_constant_schedule(
-    double init_value, std::vector<std::pair<std::int64_t, double>> boundaries_and_scales = {});
+    double init_value, std::vector<std::pair<std::int64_t, double>> boundaries_and_scales);
 /// Returns a schedule that runs several schedules, one after the other. Each counts its steps from
 /// its own boundary.
 ///

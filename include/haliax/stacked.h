@@ -18,8 +18,10 @@ namespace detail {
 NamedArray layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i, SourceLocation);
 // Returns the slice of an array that has the axis, otherwise the array.
 NamedArray at_layer(const NamedArray&, const Axis& Layers, std::int64_t i, SourceLocation);
-// Returns the stack of one array per layer, with the layer axis first.
-NamedArray stack_of_layers(const Leaves&, const Axis& Layers, SourceLocation);
+void append(Leaves& all, const Leaves& more);
+// Returns the stacks of the results of the layers, with the layer axis first. `all` holds the
+// arrays of the first layer, then of the second layer, and so on.
+Leaves stack_of_layers(const Leaves& all, std::size_t layers, const Axis& Layers, SourceLocation);
 // Raises if the number of blocks is not the size of the axis.
 void check_layers(std::size_t blocks, const Axis& Layers, SourceLocation);
 template <class C> inline constexpr bool is_array = std::is_convertible_v<const C&, const Arr&>;
@@ -305,15 +307,9 @@ template <class Block> struct BlockSeq {
   // Returns a tree like the results of the layers, with each array stacked.
   template <class Out> Out stack(const std::vector<Out>& outs, SourceLocation at) const {
     if (outs.empty()) return Out();
-    std::vector<Leaves> all;
-    for (auto& o : outs) all.push_back(flatten(o));
-    Leaves stacked;
-    for (std::size_t k = 0; k < all[0].size(); ++k) {
-      Leaves layers;
-      for (auto& leaves : all) layers.push_back(leaves.at(k));
-      stacked.push_back(detail::stack_of_layers(layers, Layers, at));
-    }
-    return unflatten(outs[0], stacked);
+    Leaves all;
+    for (auto& o : outs) detail::append(all, flatten(o));
+    return unflatten(outs[0], detail::stack_of_layers(all, outs.size(), Layers, at));
   }
 };
 
@@ -352,10 +348,11 @@ T scan_aware_tree_map(const F& f, T tree, const Rest&... rest) {
   Walk w = walk_of(tree, {.modules = true});
   auto map = [&](const auto&... other) {
     for (std::size_t i = 0; i < w.arrays.size(); ++i) {
-      const Axis* first = w.layers[i].data();
+      const auto& layers = w.layers_of(i);
+      const Axis* first = layers.data();
       if (!(w.arrays[i]->empty() || ... || other.arrays[i]->empty()))
-        *w.arrays[i] = detail::mapped_over_layers(f, first, first + w.layers[i].size(),
-                                                  *w.arrays[i], *other.arrays[i]...);
+        *w.arrays[i] = detail::mapped_over_layers(f, first, first + layers.size(), *w.arrays[i],
+                                                  *other.arrays[i]...);
     }
   };
   map(detail::walk_of_same_structure("scan_aware_tree_map", w, tree, rest,

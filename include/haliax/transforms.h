@@ -31,8 +31,8 @@ class BlockInternals {
   /// Saves all intermediates, or none.
   BlockInternals(bool all) : all_(all) {}
   /// Saves the intermediates with these names.
-  BlockInternals(std::initializer_list<const char*> names) : names_(names.begin(), names.end()) {}
-  BlockInternals(std::vector<std::string> names) : names_(std::move(names)) {}
+  BlockInternals(std::initializer_list<const char*> names);
+  BlockInternals(std::vector<std::string> names);
   /// Returns true if all intermediates are saved.
   bool all() const { return all_; }
   /// Returns the names of the intermediates to save.
@@ -106,7 +106,15 @@ struct ScanCheckpoint {
   /// @throws haliax::Error if all intermediates are saved and some are to be offloaded, or if
   ///     `nested` is negative
   ScanCheckpoint(const ScanCheckpointPolicy& policy, SourceLocation at = SourceLocation::current());
-  friend bool operator==(const ScanCheckpoint&, const ScanCheckpoint&) = default;
+  ScanCheckpoint(const ScanCheckpoint&);
+  ScanCheckpoint(ScanCheckpoint&&) noexcept;
+  ScanCheckpoint& operator=(const ScanCheckpoint&);
+  ScanCheckpoint& operator=(ScanCheckpoint&&) noexcept;
+  ~ScanCheckpoint();
+  friend bool operator==(const ScanCheckpoint& a, const ScanCheckpoint& b) { return a.equal(b); }
+
+ private:
+  bool equal(const ScanCheckpoint& other) const;
 };
 
 /// Options of `scan`, `fold`, `map` and `while_loop`.
@@ -157,15 +165,22 @@ Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation);
 Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation);
 std::pair<Leaves, Leaves> jvp(LeafFunction, const Leaves& primals, const Leaves& tangents,
                               SourceLocation);
-// Hides one axis from the mapped function.
-struct Vmap {
-  Vmap(const AxisSelector&, SourceLocation);
-  Leaves hide(const Leaves&);  // hides the axis of the arguments, and stores its size
-  Leaves show(const Leaves&);  // adds the axis to the results, in front
-  AxisSelector axis;
-  SourceLocation at;
-  Name hidden;
-  std::int64_t size = -1;
+// The axes that vmap hides from the mapped function, the outermost first.
+class MappedAxes {
+ public:
+  MappedAxes(const AxisSelector&, SourceLocation);
+  MappedAxes(std::vector<AxisSelector>, SourceLocation);
+  MappedAxes(std::initializer_list<AxisSelector>, SourceLocation);
+  MappedAxes(const MappedAxes&);
+  ~MappedAxes();
+  // Hides the axes of the arguments. Returns the hidden axes.
+  Axes hide(const Walk& arguments) const;
+  // Adds the axes to the results, in front.
+  void show(const Walk& results, const Axes& hidden) const;
+
+ private:
+  std::vector<AxisSelector> axes_;
+  SourceLocation at_;
 };
 std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Walk& init,
                                const Walk& xs, BodyFunction);
@@ -265,6 +280,19 @@ template <class T>
 using Differentiable = std::conditional_t<std::is_arithmetic_v<T>, NamedArray, T>;
 template <class T> struct with_aux : std::false_type {};
 template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {};
+
+template <class F> auto vmap_over(F f, MappedAxes axes) {
+  return transform_of<F>([f, axes](const auto&... args) {
+    if constexpr (!std::is_void_v<CallResult<const F&, std::decay_t<decltype(args)>...>>) {
+      Tracing tracing;
+      std::tuple<std::decay_t<decltype(args)>...> in(args...);
+      auto hidden = axes.hide(walk_of(in));
+      auto out = spread(f, in);
+      axes.show(walk_of(out), hidden);
+      return out;
+    }
+  });
+}
 
 // True if the function of a scan has valid parameters and results; otherwise an assertion fails.
 template <class R, class C> struct is_scan_result : std::false_type {};
@@ -463,29 +491,16 @@ auto jvp(F f, const T& primal, const T& tangent, SourceLocation at = SourceLocat
 ///     vmap(f, {"batch", "position"})(x);   // two axes: results are (batch, position, ...)
 template <class F>
 auto vmap(F f, std::vector<AxisSelector> axes, SourceLocation at = SourceLocation::current()) {
-  return detail::transform_of<F>([f, axes = std::move(axes), at](const auto&... args) {
-    if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
-      detail::Tracing tracing;
-      std::vector<detail::Vmap> levels;  // outermost first
-      std::tuple<std::decay_t<decltype(args)>...> in(args...);
-      Walk w = walk_of(in);
-      for (auto& axis : axes) w.assign(levels.emplace_back(axis, at).hide(w.leaves()));
-      auto out = detail::spread(f, in);
-      Walk r = walk_of(out);
-      for (auto level = levels.rbegin(); level != levels.rend(); ++level)
-        r.assign(level->show(r.leaves()));
-      return out;
-    }
-  });
+  return detail::vmap_over(std::move(f), detail::MappedAxes(std::move(axes), at));
 }
 template <class F>
 auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
-  return vmap(std::move(f), std::vector<AxisSelector>{axis}, at);
+  return detail::vmap_over(std::move(f), detail::MappedAxes(axis, at));
 }
 template <class F>
 auto vmap(F f, std::initializer_list<AxisSelector> axes,
           SourceLocation at = SourceLocation::current()) {
-  return vmap(std::move(f), std::vector<AxisSelector>(axes), at);
+  return detail::vmap_over(std::move(f), detail::MappedAxes(axes, at));
 }
 
 /// @}

@@ -13,6 +13,7 @@
 #pragma once
 #include <array>
 #include <concepts>
+#include <initializer_list>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -155,6 +156,15 @@ class StaticValue {
   bool (*equal_)(const void*, const void*) = nullptr;
 };
 
+/// The modules and layer axes of a traversal. A std::unique_ptr would compile more slowly.
+struct WalkModules {
+  struct Found;  ///< defined in src/graph/tree.cpp
+  WalkModules() = default;
+  WalkModules(WalkModules&&) noexcept;
+  ~WalkModules();
+  Found* found = nullptr;  ///< owned; null if nothing is found
+};
+
 /// The contents of one or several trees, in the order of the fields.
 struct Walk {
   bool with_paths = false;    ///< collects paths
@@ -188,24 +198,33 @@ struct Walk {
     void* node;                  ///< its address
     void (*type)(Walk&, void*);  ///< the function that traverses its type, and identifies it
   };
-  std::vector<Module> modules;  ///< with modules: those of the types in `collected`
+  /// A range of modules.
+  struct Modules {
+    const Module* first;                           ///< the first module
+    const Module* last;                            ///< the end of the range
+    const Module* begin() const { return first; }  ///< for range loops
+    const Module* end() const { return last; }     ///< for range loops
+  };
   /// The weight of a layer, with its input and output axes.
   struct Matrix {
     const NamedArray* weight;  ///< its address in the tree
     AxisSpec In, Out;          ///< the axes
   };
-  std::vector<Matrix> matrices;  ///< with modules: `weight` of modules with `In` and `Out`
-  std::vector<bool*> inference;  ///< with modules: each field `bool inference`
-  std::vector<std::vector<Axis>>
-      layers;  ///< with modules: for each array, the enclosing layer axes
-  /// Types of the modules to collect. The contents of a collected module are not traversed if
-  /// `stop` is true.
-  std::vector<void (*)(Walk&, void*)> collected;
-  bool stop = false;  ///< treats collected modules as leaves
 
   Walk();
   Walk(Walk&&) noexcept;
   ~Walk();
+  /// Requests the modules of some types. The contents of a collected module are not traversed if
+  /// `stop` is true.
+  void collect(std::initializer_list<void (*)(Walk&, void*)> types, bool stop);
+  /// Returns the modules of the requested types. With modules only, like the next three functions.
+  Modules modules() const;
+  /// Returns the weight of a module with `In` and `Out`; null for another array.
+  const Matrix* matrix_of(const NamedArray* weight) const;
+  /// Returns the enclosing layer axes of an array, by its position in `arrays`.
+  const std::vector<Axis>& layers_of(std::size_t array) const;
+  /// Assigns each field `bool inference`.
+  void set_inference(bool value) const;
   /// Returns true if both have equal static values.
   bool same_statics(const Walk& other) const;
   /// Returns the arrays.
@@ -225,9 +244,9 @@ struct Walk {
   /// A function that writes the names of fields.
   using WriteNames = void (*)(std::string_view* names, std::size_t count);
 
-  std::string path;               ///< path of the current part
-  int frozen_depth = 0;           ///< number of `Frozen` around it
-  std::vector<Axis> layers_here;  ///< with modules: the layer axes around it
+  std::string path;      ///< path of the current part
+  int frozen_depth = 0;  ///< number of `Frozen` around it
+  WalkModules found;     ///< with modules: modules and layer axes
 
   /// Adds a field `bool inference`.
   void inference_flag(bool& flag);
@@ -494,8 +513,7 @@ template <class... M, class T> Walk walk_of_modules(const T& tree, bool stop) {
   Walk w;
   w.with_paths = true;
   w.with_modules = true;
-  w.stop = stop;
-  w.collected = {&haliax::visit<M>...};
+  w.collect({&haliax::visit<M>...}, stop);
   haliax::visit<T>(w, const_cast<T*>(&tree));
   return w;
 }
@@ -510,8 +528,8 @@ template <class... M, class T> Walk walk_of_modules(const T& tree, bool stop) {
 /// @param f     `f(path, module)`
 template <class M, class T, class F> void for_each_module(T& tree, F&& f) {
   using Found = std::conditional_t<std::is_const_v<T>, const M, M>;
-  for (auto& m : detail::walk_of_modules<M>(tree, false).modules)
-    f(std::as_const(m.path), *static_cast<Found*>(m.node));
+  const Walk w = detail::walk_of_modules<M>(tree, false);
+  for (auto& m : w.modules()) f(std::as_const(m.path), *static_cast<Found*>(m.node));
 }
 
 /// The types of modules that `tree_map` treats as leaves; see `is_leaf`.
@@ -534,7 +552,7 @@ template <class F, class T, class... M> T tree_map(F&& f, T tree, LeafModules<M.
     auto& module = *static_cast<One*>(m.node);
     module = f(std::as_const(module));
   };
-  for (auto& m : w.modules) (assign(m, std::type_identity<M>()), ...);
+  for (auto& m : w.modules()) (assign(m, std::type_identity<M>()), ...);
   if constexpr (std::is_invocable_r_v<NamedArray, F&, const NamedArray&>)
     for (auto* a : w.arrays)
       if (!a->empty()) *a = f(std::as_const(*a));
@@ -547,7 +565,7 @@ template <class F, class T, class... M> T tree_map(F&& f, T tree, LeafModules<M.
 ///     auto eval_model = inference_mode(model);          // dropout returns its argument
 ///     auto train_model = inference_mode(model, false);  // dropout is active
 template <class T> T inference_mode(T model, bool value = true) {
-  for (bool* flag : walk_of(model, {.modules = true}).inference) *flag = value;
+  walk_of(model, {.modules = true}).set_inference(value);
   return model;
 }
 

@@ -17,9 +17,21 @@ AxisSelection::AxisSelection(const Names& names)
     : all_(false), items_(names.begin(), names.end()) {}
 AxisSelection::AxisSelection(std::initializer_list<AxisSelector> items)
     : all_(false), items_(items) {}
+AxisSelection::AxisSelection(const AxisSelection&) = default;
+AxisSelection::AxisSelection(AxisSelection&&) noexcept = default;
+AxisSelection& AxisSelection::operator=(const AxisSelection&) = default;
+AxisSelection& AxisSelection::operator=(AxisSelection&&) noexcept = default;
+AxisSelection::~AxisSelection() = default;
 AxisSpec::AxisSpec(const Axis& a) : axes_{a} {}
 AxisSpec::AxisSpec(Axes axes) : axes_(std::move(axes)) {}
 AxisSpec::AxisSpec(std::initializer_list<Axis> axes) : axes_(axes) {}
+AxisSpec::AxisSpec(const Axis* first, std::size_t count) : axes_(first, first + count) {}
+AxisSpec::AxisSpec(const AxisSpec&) = default;
+AxisSpec::AxisSpec(AxisSpec&&) noexcept = default;
+AxisSpec& AxisSpec::operator=(const AxisSpec&) = default;
+AxisSpec& AxisSpec::operator=(AxisSpec&&) noexcept = default;
+AxisSpec::~AxisSpec() = default;
+bool AxisSpec::equal(const AxisSpec& other) const { return axes_ == other.axes_; }
 
 std::string to_string(const Axis& a) {
   return std::string(a.name.text()) + "=" + std::to_string(a.size);

@@ -3,6 +3,7 @@
 #include "haliax/tree.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/name.h"
 #include "graph/fail.h"
@@ -43,9 +44,51 @@ void split_listed(std::string_view* names, std::size_t count, std::string_view t
 
 }  // namespace reflect
 
+struct WalkModules::Found {
+  std::vector<Walk::Module> modules;   // those whose types are in `collected`
+  std::vector<Walk::Matrix> matrices;  // `weight` of modules with `In` and `Out`
+  std::vector<bool*> inference;        // each field `bool inference`
+  std::vector<Axes> layers;            // for each array, the enclosing layer axes
+  std::vector<void (*)(Walk&, void*)> collected;
+  bool stop = false;  // the contents of a collected module are not traversed
+  Axes layers_here;   // around the current part
+};
+WalkModules::WalkModules(WalkModules&& other) noexcept
+    : found(std::exchange(other.found, nullptr)) {}
+WalkModules::~WalkModules() { delete found; }
+static WalkModules::Found& found_in(Walk& w) {
+  auto& found = w.found.found;
+  if (!found) found = new WalkModules::Found();
+  return *found;
+}
+
 Walk::Walk() = default;
 Walk::Walk(Walk&&) noexcept = default;
 Walk::~Walk() = default;
+
+void Walk::collect(std::initializer_list<void (*)(Walk&, void*)> types, bool stop) {
+  auto& all = found_in(*this);
+  all.collected = types;
+  all.stop = stop;
+}
+Walk::Modules Walk::modules() const {
+  if (!found.found) return {nullptr, nullptr};
+  auto& all = found.found->modules;
+  return {all.data(), all.data() + all.size()};
+}
+const Walk::Matrix* Walk::matrix_of(const NamedArray* weight) const {
+  if (!found.found) return nullptr;
+  for (auto& m : found.found->matrices)
+    if (m.weight == weight) return &m;
+  return nullptr;
+}
+const std::vector<Axis>& Walk::layers_of(std::size_t array) const {
+  return found.found->layers.at(array);
+}
+void Walk::set_inference(bool value) const {
+  if (!found.found) return;
+  for (bool* flag : found.found->inference) *flag = value;
+}
 
 bool Walk::same_statics(const Walk& other) const {
   return statics == other.statics && values == other.values;
@@ -72,20 +115,22 @@ void Walk::leaf(NamedArray& a) {
   arrays.push_back(&a);
   frozen.push_back(frozen_depth > 0);
   if (with_paths) paths.push_back(path);
-  if (with_modules) layers.push_back(layers_here);
+  if (with_modules) found_in(*this).layers.push_back(found_in(*this).layers_here);
 }
 
-void Walk::inference_flag(bool& flag) { inference.push_back(&flag); }
+void Walk::inference_flag(bool& flag) { found_in(*this).inference.push_back(&flag); }
 void Walk::matrix(const NamedArray& weight, const AxisSpec& In, const AxisSpec& Out) {
-  matrices.push_back({&weight, In, Out});
+  found_in(*this).matrices.push_back({&weight, In, Out});
 }
-void Walk::begin_layers(const Axis& axis) { layers_here.push_back(axis); }
-void Walk::end_layers() { layers_here.pop_back(); }
+void Walk::begin_layers(const Axis& axis) { found_in(*this).layers_here.push_back(axis); }
+void Walk::end_layers() { found_in(*this).layers_here.pop_back(); }
 
 bool Walk::module(void* node, void (*type)(Walk&, void*)) {
-  if (std::find(collected.begin(), collected.end(), type) == collected.end()) return false;
-  modules.push_back({path, node, type});
-  return stop;
+  auto& all = found_in(*this);
+  if (std::find(all.collected.begin(), all.collected.end(), type) == all.collected.end())
+    return false;
+  all.modules.push_back({path, node, type});
+  return all.stop;
 }
 
 // Names are only created if they are needed, since every call of a jitted function traverses its

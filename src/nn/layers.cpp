@@ -132,6 +132,9 @@ NamedArray dropout(Arr x, double pdrop, const Key& key, DropoutOptions options) 
   auto keep = random::bernoulli(key, without_axes(shown, options.broadcast_axes), 1 - pdrop);
   return where(keep, x / (1 - pdrop), 0.);
 }
+NamedArray Dropout::operator()(Arr x, const Key& key) const {
+  return (*this)(std::move(x), key, std::nullopt);
+}
 NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> inference_now) const {
   return dropout(x, pdrop, key, {broadcast_axes, inference_now.value_or(inference)});
 }

@@ -28,6 +28,15 @@ bool selects(std::string_view pattern, std::string_view path) {
     path.remove_prefix(dot + 1);
   }
 }
+struct NamedLinear {
+  std::string path;
+  Linear* layer;
+};
+std::vector<NamedLinear> linears_in(const Walk& walk) {
+  std::vector<NamedLinear> out;
+  for (auto& m : walk.modules()) out.push_back({m.path, static_cast<Linear*>(m.node)});
+  return out;
+}
 // Returns the path of a layer as reports show it.
 std::string shown(const NamedLinear& l) { return std::string(module_path(l.path).text()); }
 
@@ -52,11 +61,19 @@ void add_adapter(Linear& l, const std::string& path, std::int64_t rank, const Ke
                 options.alpha ? *options.alpha / double(rank) : 1};
 }
 
+void merge_adapter(Linear& l) {
+  if (!l.lora) return;
+  auto product = dot(l.lora->B, l.lora->A, "lora_rank") * (l.lora->scale / l.reparam.active_scale);
+  l.weight = astype(l.weight + rearrange(product, l.weight.axes()), l.weight.dtype());
+  l.lora = std::nullopt;
+}
+
 }  // namespace
 
-void add_lora(const std::vector<NamedLinear>& layers, const std::vector<std::string>& modules,
-              std::int64_t rank, const Key& key, const LoraOptions& options, SourceLocation at) {
+void add_lora(const Walk& linears, const std::vector<std::string>& modules, std::int64_t rank,
+              const Key& key, const LoraOptions& options, SourceLocation at) {
   CallSite here(at, true);
+  const auto layers = linears_in(linears);
   if (rank < 1) fail("with_lora", "rank is {}; it must be at least 1", rank);
   for (auto& pattern : modules)
     if (std::none_of(layers.begin(), layers.end(),
@@ -71,11 +88,11 @@ void add_lora(const std::vector<NamedLinear>& layers, const std::vector<std::str
   }
 }
 
-void merge_lora(Linear& l) {
-  if (!l.lora) return;
-  auto product = dot(l.lora->B, l.lora->A, "lora_rank") * (l.lora->scale / l.reparam.active_scale);
-  l.weight = astype(l.weight + rearrange(product, l.weight.axes()), l.weight.dtype());
-  l.lora = std::nullopt;
+void merge_lora(const Walk& linears) {
+  for (auto& l : linears_in(linears)) merge_adapter(*l.layer);
+}
+void remove_lora(const Walk& linears) {
+  for (auto& l : linears_in(linears)) l.layer->lora = std::nullopt;
 }
 
 }  // namespace haliax::nn::detail

@@ -239,6 +239,20 @@ Leaves applied(Leaves params, const Leaves& updates) {
 
 }  // namespace detail
 
+Hyperparams::Hyperparams() = default;
+Hyperparams::Hyperparams(std::vector<value_type> all) : all_(std::move(all)) {}
+Hyperparams::Hyperparams(const Hyperparams&) = default;
+Hyperparams::Hyperparams(Hyperparams&&) noexcept = default;
+Hyperparams& Hyperparams::operator=(const Hyperparams&) = default;
+Hyperparams& Hyperparams::operator=(Hyperparams&&) noexcept = default;
+Hyperparams::~Hyperparams() = default;
+std::vector<Hyperparams::value_type>::iterator Hyperparams::begin() { return all_.begin(); }
+std::vector<Hyperparams::value_type>::const_iterator Hyperparams::begin() const {
+  return all_.begin();
+}
+std::vector<Hyperparams::value_type>::iterator Hyperparams::end() { return all_.end(); }
+std::vector<Hyperparams::value_type>::const_iterator Hyperparams::end() const { return all_.end(); }
+std::size_t Hyperparams::size() const { return all_.size(); }
 std::vector<Hyperparams::value_type>::iterator Hyperparams::find(const std::string& name) {
   return std::find_if(all_.begin(), all_.end(), [&](auto& v) { return v.first == name; });
 }

@@ -251,11 +251,9 @@ std::vector<MatrixAxes> matrices_of(const Walk& w) {
   std::vector<MatrixAxes> out(w.arrays.size());
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (w.arrays[i]->empty()) continue;
-    const auto own =
-        without_axes(w.arrays[i]->axes(), Axes(w.layers[i].begin(), w.layers[i].end()));
+    const auto own = without_axes(w.arrays[i]->axes(), w.layers_of(i));
     if (own.size() == 2) out[i] = {{own[0]}, {own[1]}};
-    for (auto& m : w.matrices)
-      if (m.weight == w.arrays[i]) out[i] = {m.In, m.Out};
+    if (auto* m = w.matrix_of(w.arrays[i])) out[i] = {m->In, m->Out};
   }
   return out;
 }

@@ -58,6 +58,7 @@ Schedule inv_sqrt_decay_schedule(double init, double timescale, std::int64_t war
     return maximum(init * minimum(sqrt(timescale / step), 1.), end);
   };
 }
+Schedule piecewise_constant_schedule(double init) { return constant_schedule(init); }
 Schedule piecewise_constant_schedule(double init,
                                      std::vector<std::pair<std::int64_t, double>> boundaries) {
   for (auto& [step, factor] : boundaries)

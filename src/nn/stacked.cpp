@@ -17,12 +17,24 @@ NamedArray at_layer(const NamedArray& a, const Axis& Layers, std::int64_t i, Sou
   CallSite here(where);
   return a.empty() || !has(a.axes(), Layers.name) ? a : haliax::at(a, Layers, i);
 }
-NamedArray stack_of_layers(const Leaves& layers, const Axis& Layers, SourceLocation where) {
+void append(Leaves& all, const Leaves& more) { all.insert(all.end(), more.begin(), more.end()); }
+Leaves stack_of_layers(const Leaves& all, std::size_t layers, const Axis& Layers,
+                       SourceLocation where) {
   CallSite here(where);
-  for (auto& a : layers)
-    if (a.empty() != layers[0].empty())
-      fail("block_seq", "a result is empty in some layers; results of all layers are stacked");
-  return layers[0].empty() ? layers[0] : stack(Layers.name, layers);
+  const std::size_t count = all.size() / layers;  // arrays per layer
+  if (count * layers != all.size())
+    fail("block_seq", "the layers return {} arrays in total; all must return equally many",
+         all.size());
+  Leaves stacked;
+  for (std::size_t k = 0; k < count; ++k) {
+    Leaves each;
+    for (std::size_t i = 0; i < layers; ++i) each.push_back(all[i * count + k]);
+    for (auto& a : each)
+      if (a.empty() != each[0].empty())
+        fail("block_seq", "a result is empty in some layers; results of all layers are stacked");
+    stacked.push_back(each[0].empty() ? each[0] : stack(Layers.name, each));
+  }
+  return stacked;
 }
 void check_layers(std::size_t blocks, const Axis& Layers, SourceLocation where) {
   CallSite here(where);
@@ -32,10 +44,13 @@ void check_layers(std::size_t blocks, const Axis& Layers, SourceLocation where) 
          Layers);
 }
 
-void resize_vocab(const std::vector<Embedding*>& tables, const std::vector<Linear*>& heads,
-                  const AxisSelector& Vocab, std::int64_t new_size, const Key& key,
-                  SourceLocation where) {
+void resize_vocab(const Walk& table_modules, const Walk& head_modules, const AxisSelector& Vocab,
+                  std::int64_t new_size, const Key& key, SourceLocation where) {
   CallSite here(where, true);
+  std::vector<Embedding*> tables;
+  std::vector<Linear*> heads;
+  for (auto& m : table_modules.modules()) tables.push_back(static_cast<Embedding*>(m.node));
+  for (auto& m : head_modules.modules()) heads.push_back(static_cast<Linear*>(m.node));
   auto in = [&](const AxisSpec& axes) { return has(axes, Vocab.name); };
   std::int64_t count = 0;
   for (auto* e : tables) count += e->Vocab.name == Vocab.name;

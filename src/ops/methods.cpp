@@ -220,6 +220,7 @@ NamedArray NamedArray::operator[](const Picks& p) const {
   return index(Arr(*this, p.where()), p.indices());
 }
 PickedPart NamedArray::at(const Picks& p) const { return {*this, p}; }
+NamedArray PickedPart::get(IndexMode mode) const { return get(mode, std::nullopt); }
 NamedArray PickedPart::get(IndexMode mode, std::optional<Arr> fill_value) const {
   return at_get(Arr(x_, picks_.where()), picks_.indices(), mode, std::move(fill_value));
 }

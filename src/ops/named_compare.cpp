@@ -88,6 +88,9 @@ std::vector<NamedArray> nonzero(Arr x, const Axis& size, std::int64_t fill_value
   return where(x.array(), fill_value, size, x.at());
 }
 
+NamedArray bincount(Arr x, const Axis& Counts) {
+  return bincount(std::move(x), Counts, std::nullopt);
+}
 NamedArray bincount(Arr x, const Axis& Counts, std::optional<Arr> weights) {
   constexpr auto op = "bincount";
   auto [here, n] = Call(op, x);

@@ -420,6 +420,11 @@ NamedArray index(Arr x, const Indices& indices) {
   }
   return gathered(n, where, shown, outside);
 }
+SliceLength::SliceLength(const Axis& axis) : size(axis.size), name(axis.name) {}
+
+NamedArray at_get(Arr x, const Indices& indices, IndexMode mode) {
+  return at_get(std::move(x), indices, mode, std::nullopt);
+}
 NamedArray at_get(Arr x, const Indices& indices, IndexMode mode, std::optional<Arr> fill_value) {
   constexpr auto op = "at_get";
   auto [here, n] = Call(op, x);

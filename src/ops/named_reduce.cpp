@@ -156,9 +156,11 @@ NamedArray any(Arr a, const AxisSelection& axis, ReduceOptions options) {
 NamedArray all(Arr a, const AxisSelection& axis, ReduceOptions options) {
   return truth("all", Monoid::min, a, axis, options);
 }
+NamedArray argmax(Arr a) { return argmax(std::move(a), std::nullopt); }
 NamedArray argmax(Arr a, std::optional<AxisSelector> axis) {
   return position("argmax", true, a, axis);
 }
+NamedArray argmin(Arr a) { return argmin(std::move(a), std::nullopt); }
 NamedArray argmin(Arr a, std::optional<AxisSelector> axis) {
   return position("argmin", false, a, axis);
 }

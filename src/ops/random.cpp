@@ -216,6 +216,16 @@ std::vector<Key> maybe_rng_split(const Key& k, int n, SourceLocation at) {
   if (n == 1) return {k};
   return split(k, n, at);
 }
+namespace detail {
+void split_into(Key* first, std::size_t n, const Key& k, SourceLocation at) {
+  auto keys = split(k, int(n), at);
+  std::move(keys.begin(), keys.end(), first);
+}
+void maybe_split_into(Key* first, std::size_t n, const Key& k, SourceLocation at) {
+  auto keys = maybe_rng_split(k, int(n), at);
+  std::move(keys.begin(), keys.end(), first);
+}
+}  // namespace detail
 Key shaped_rng_split(const Key& k, const AxisSpec& spec, SourceLocation at) {
   CallSite here(at);
   if (!k) return {};
@@ -393,6 +403,9 @@ NamedArray weibull_min(const Key& k, const AxisSpec& spec, Arr scale, Arr concen
 }
 
 // The maximum of logits plus Gumbel noise is at position i with probability softmax(logits)[i].
+NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis) {
+  return categorical(k, std::move(logits), axis, std::nullopt);
+}
 NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
                        std::optional<AxisSpec> shape) {
   CallSite here(logits.at(), true);
@@ -457,6 +470,10 @@ NodePtr chosen_positions(const Key& k, const Axes& requested, const Axis& along,
 }
 }  // namespace
 
+NamedArray choice(const Key& k, const AxisSpec& spec, Arr a, const AxisSelector& axis,
+                  bool replace) {
+  return choice(k, spec, std::move(a), axis, replace, std::nullopt);
+}
 NamedArray choice(const Key& k, const AxisSpec& spec, Arr a, const AxisSelector& axis, bool replace,
                   std::optional<Arr> p) {
   CallSite here(a.at(), true);

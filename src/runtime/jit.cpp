@@ -18,6 +18,18 @@
 #include "runtime/strict.h"
 #include "transforms/gradient_names.h"
 
+namespace haliax {
+
+JitOptions::~JitOptions() = default;
+JitReport::JitReport() = default;
+JitReport::JitReport(const JitReport&) = default;
+JitReport::JitReport(JitReport&&) noexcept = default;
+JitReport& JitReport::operator=(const JitReport&) = default;
+JitReport& JitReport::operator=(JitReport&&) noexcept = default;
+JitReport::~JitReport() = default;
+
+}  // namespace haliax
+
 namespace haliax::detail {
 namespace {
 
@@ -119,10 +131,18 @@ NamedArray number_argument(double value) {
   return array(std::span(&v, 1), Axes{});
 }
 
+JitOptions partitioned(const JitOptions& options) {
+  JitOptions on_mesh = options;
+  on_mesh.partition = true;
+  return on_mesh;
+}
 JitCore::JitCore(JitOptions options) : impl_(std::make_shared<Impl>()) {
   impl_->options = std::move(options);
 }
 JitCore::~JitCore() = default;
+std::shared_ptr<JitCore> JitCore::create(const JitOptions& options) {
+  return std::make_shared<JitCore>(options);
+}
 
 Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) const {
   auto& o = impl_->options;

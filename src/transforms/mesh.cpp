@@ -24,6 +24,12 @@ std::string shown(const std::vector<std::string>& mesh_axes) {
 
 }  // namespace
 
+Mesh::Mesh(const Mesh&) = default;
+Mesh::Mesh(Mesh&&) noexcept = default;
+Mesh& Mesh::operator=(const Mesh&) = default;
+Mesh& Mesh::operator=(Mesh&&) noexcept = default;
+Mesh::~Mesh() = default;
+bool Mesh::equal(const Mesh& other) const { return axes_ == other.axes_; }
 Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at)
     : axes_(std::move(given)) {
   CallSite here(at);
@@ -104,6 +110,12 @@ Mapping::Entry::Entry(Name a, std::vector<std::string> m) : axis(a), mesh_axes(s
 Mapping::Entry::Entry(const Axis& a, std::vector<std::string> m)
     : axis(a.name), mesh_axes(std::move(m)) {}
 Mapping::Entry::Entry(Name a, std::nullopt_t) : axis(a) {}
+Mapping::Mapping(const Mapping&) = default;
+Mapping::Mapping(Mapping&&) noexcept = default;
+Mapping& Mapping::operator=(const Mapping&) = default;
+Mapping& Mapping::operator=(Mapping&&) noexcept = default;
+Mapping::~Mapping() = default;
+bool Mapping::equal(const Mapping& other) const { return entries_ == other.entries_; }
 Mapping::Mapping(std::initializer_list<Entry> e, SourceLocation at) : Mapping(of(e, at)) {}
 Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
   CallSite here(at);
@@ -135,6 +147,11 @@ std::string to_string(const Mapping& m) {
   for (auto& e : m.entries()) out.push_back(fmt::format("{}: {}", e.axis, shown(e.mesh_axes)));
   return "{" + joined(out, ", ") + "}";
 }
+Mappings::Mappings(const Mappings&) = default;
+Mappings::Mappings(Mappings&&) noexcept = default;
+Mappings& Mappings::operator=(const Mappings&) = default;
+Mappings& Mappings::operator=(Mappings&&) noexcept = default;
+Mappings::~Mappings() = default;
 Mappings::Mappings(Mapping all) : each_{std::move(all)}, one_(true) {}
 Mappings::Mappings(std::vector<std::optional<Mapping>> e) : each_(std::move(e)) {}
 Mappings Mappings::of_each(std::vector<std::optional<Mapping>> e) { return Mappings(std::move(e)); }

@@ -14,6 +14,9 @@
 
 namespace haliax {
 
+BlockInternals::BlockInternals(std::initializer_list<const char*> names)
+    : names_(names.begin(), names.end()) {}
+BlockInternals::BlockInternals(std::vector<std::string> names) : names_(std::move(names)) {}
 ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
   CallSite here(at);
   std::string s(name);
@@ -42,6 +45,14 @@ ScanCheckpoint::ScanCheckpoint(const ScanCheckpointPolicy& p, SourceLocation at)
   blocks = p.nested > 1 ? p.nested : 0;
   saved = internals.names();
   saved.insert(saved.end(), p.offload_block_internals.begin(), p.offload_block_internals.end());
+}
+ScanCheckpoint::ScanCheckpoint(const ScanCheckpoint&) = default;
+ScanCheckpoint::ScanCheckpoint(ScanCheckpoint&&) noexcept = default;
+ScanCheckpoint& ScanCheckpoint::operator=(const ScanCheckpoint&) = default;
+ScanCheckpoint& ScanCheckpoint::operator=(ScanCheckpoint&&) noexcept = default;
+ScanCheckpoint::~ScanCheckpoint() = default;
+bool ScanCheckpoint::equal(const ScanCheckpoint& other) const {
+  return policy == other.policy && blocks == other.blocks && saved == other.saved;
 }
 
 namespace {

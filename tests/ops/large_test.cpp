@@ -32,7 +32,8 @@ TEST_CASE("large: positions and counts are i64 where i32 is too small, and i32 e
   CHECK(arange(Row, {.step = 2e9, .dtype = DType::f32}).doubles() ==
         std::vector<double>{0, 2e9, 4e9});
   CHECK(arange(Row, {.start = 3e9, .dtype = DType::u32}).integers()[2] == 3000000002);
-  for (auto& f : {argmax, argmin}) {
+  using ArgReduction = NamedArray (*)(Arr, std::optional<AxisSelector>);
+  for (auto f : {ArgReduction(argmax), ArgReduction(argmin)}) {
     CHECK(f(bytes, Big).dtype() == DType::i64);
     CHECK(f(bytes, {}).dtype() == DType::i64);
     CHECK(f(bytes, Row).dtype() == DType::i32);

@@ -17,15 +17,15 @@ using program::Kind;
 using program::Operand;
 using program::Step;
 
-struct Found {
+struct NonFinite {
   bool nan = false, inf = false;
-  void operator|=(const Found& o) {
+  void operator|=(const NonFinite& o) {
     nan |= o.nan;
     inf |= o.inf;
   }
 };
-Found found_in(const Operand& x, const std::byte* at, std::size_t dim = 0) {
-  Found out;
+NonFinite found_in(const Operand& x, const std::byte* at, std::size_t dim = 0) {
+  NonFinite out;
   if (dim == x.dims.size()) {
     auto v = scalar::load(x.view.dtype, at).real;
     return {std::isnan(v), std::isinf(v)};
@@ -40,9 +40,9 @@ struct Finite : program::HostCall {
   // Number of arrays that the step has written. They are first in the list; the arrays that it
   // reads follow.
   std::size_t created = 0;
-  Found known;  // NaN or infinity among the constants of its code
+  NonFinite known;  // NaN or infinity among the constants of its code
   void run(const std::vector<Operand>& arrays, const void* const* data) const override {
-    Found out, in = known;
+    NonFinite out, in = known;
     auto look = [&](std::size_t k) {
       return found_in(arrays[k], static_cast<const std::byte*>(data[k]));
     };
