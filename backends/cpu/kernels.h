@@ -113,7 +113,7 @@ struct Reduction {
   // acc[j] combines with x[i * pitch + j] for i in [0, count), j in [0, lanes)
   void (*lanes)(void* acc, const void* x, std::int64_t count, std::int64_t lanes,
                 std::int64_t pitch, std::int64_t position) = nullptr;
-  void (*merge)(void* acc, const void* other, std::int64_t n) = nullptr;  // `other` comes later
+  void (*merge)(void* acc, const void* other, std::int64_t n) = nullptr;  // `other` is later
   void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // writes into a register
 };
 

@@ -259,17 +259,6 @@ template <class F, class A, class R> struct LeafCall {
             }};
   }
 };
-// The tangent that the rule of a custom_jvp returns, as a function of leaves.
-template <class Rule, class A> struct TangentCall {
-  const Rule* rule;
-  const A* in;
-  LeafFunction function() {
-    return {this, [](void* self, const Leaves& tangents) {
-              auto& c = *static_cast<TangentCall*>(self);
-              return flatten((*c.rule)(*c.in, unflatten(*c.in, tangents)).second);
-            }};
-  }
-};
 // The result of a transformation of f. It accepts the arguments of f; jit finds f by this type.
 template <class F, class Call> struct TransformOf : Call { using TransformedFunction = F; };
 template <class F, class Call> TransformOf<F, Call> transform_of(Call call) {
@@ -761,22 +750,18 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
 
 /// Returns `f` with a derivative of your own, which `grad`, `vjp` and `jvp` use.
 ///
-/// Gradients are reverse mode: the backward pass transposes the rule, which must be linear in the
-/// tangents. The tangent of an argument that is not a float is empty. An array that the rule
-/// captures has no gradient; see `custom_vjp`.
-///
+/// The rule must be linear in the tangents, which are empty for arguments that are not floats. An
+/// array that the rule captures has no gradient.
 /// @param f     `f(args...)` -> out
-/// @param rule  `rule(std::tuple(args...), tangents)` -> `std::pair(out, tangent of out)`. The
-///              tangents are a tuple like the arguments. The value of the new function is that of
-///              `f`; the first of the pair is not read.
+/// @param rule  `rule(std::tuple(args...), tangents)` -> `std::pair(out, tangent of out)`; only the
+///              second is read. The tangents are a tuple like the arguments.
 /// @return a function of `args...`
 /// @throws haliax::Error (in the backward pass) if a tangent has other axes than its result
 ///
-///     auto log1pexp = custom_jvp(
-///         [](const NamedArray& x) { return log1p(exp(x)); },
-///         [](const std::tuple<NamedArray>& in, const std::tuple<NamedArray>& tangents) {
-///           auto& [x] = in;
-///           return std::pair(log1p(exp(x)), std::get<0>(tangents) * nn::sigmoid(x));
+///     auto straight = custom_jvp(  // a gradient as if x were not clipped
+///         [](const NamedArray& x) { return clip(x, -1, 1); },
+///         [](const auto& in, const auto& tangents) {
+///           return std::pair(std::get<0>(in), std::get<0>(tangents));
 ///         });
 template <class F, class Rule> auto custom_jvp(F f, Rule rule) {
   return detail::transform_of<F>([f, rule](const auto&... args) {
@@ -785,9 +770,11 @@ template <class F, class Rule> auto custom_jvp(F f, Rule rule) {
     static_assert(takes, "haliax: the rule of custom_jvp must accept two tuples of arguments.");
     if constexpr (takes) {
       auto backward = [rule](const A& in, const auto& out, const auto& g) {
-        detail::TangentCall<Rule, A> tangent{&rule, &in};
+        auto tangent = [&](const auto&... t) { return rule(in, A(t...)).second; };
+        using Out = decltype(std::apply(tangent, in));
+        detail::LeafCall<decltype(tangent), A, Out> call{&tangent, in};
         return unflatten(
-            in, detail::transposed(tangent.function(), flatten(in), flatten(out), flatten(g)));
+            in, detail::transposed(call.function(), flatten(in), flatten(out), flatten(g)));
       };
       return custom_vjp(f, backward)(args...);
     }

@@ -338,7 +338,9 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
       start[k] = NamedArray(prim::fit(start[k].node(), axes));
     }
     if (widened && attempt < 8) continue;
-    if (!start.empty()) {
+    // A policy that recomputes the body asks for less memory.
+    const bool hoists = options.checkpoint.policy == ScanCheckpoint::Policy::none;
+    if (!start.empty() && hoists) {
       const auto body = with_hoisted_contractions(created, index, axis);
       std::size_t at = 0;
       for (auto* values : {&next, &y})

@@ -541,8 +541,8 @@ TEST_CASE("a contraction of scanned inputs with a weight runs once, before the l
   };
   CHECK(in_body(fold(carried, Time)(p.init, p.xs)) == 1);
   const Axis Wide("wide", 40000);
-  auto large = [&](In state, In x) {
-    return state + sum(dot(x, zeros({Embed, Wide}, DType::f64), Embed));
-  };
+  const auto wide = values({Embed, Wide});
+  auto large = [&](In state, In x) { return state + sum(dot(x, wide, Embed)); };
   CHECK(in_body(fold(large, Time)(zeros({}, DType::f64), p.xs)) == 1);
+  CHECK(in_body(fold(cell, Time, {.checkpoint = "carries"})(p.init, p.xs)) == 1);
 }
