@@ -55,10 +55,10 @@ NodePtr convolution(NodePtr x, NodePtr w, const Spatials& all, const Axes& out) 
   return prim::contract_windows(x, w, attr, out, x->dtype);
 }
 // One channel per group: the sum over kernel positions of an elementwise product, which is one
-// kernel without a contraction. In `out`, the groups precede the channels of a group.
+// kernel without a contraction. In `out`, the groups precede the channels of a group. A result of
+// one channel lacks that axis. Sums of 16-bit floats are f32, and so is their result.
 NodePtr depthwise(NodePtr x, NodePtr w, const Spatials& all, const Axes& out, Name channels) {
   for (auto& s : all) x = padded(x, s.axis, s.before, s.after);
-  // An axis of one channel is added at the end by `unflatten`, whose gradient needs no sum.
   const auto at = dim_of(out, channels);
   const bool one_channel = out[at].size == 1;
   auto axes = out;
@@ -66,6 +66,7 @@ NodePtr depthwise(NodePtr x, NodePtr w, const Spatials& all, const Axes& out, Na
     axes.erase(axes.begin() + std::ptrdiff_t(at));
     w = prim::slice(w, channels, 0, 1, 1, true);
   }
+  const DType sums = bytes_of(x->dtype) == 2 ? DType::f32 : x->dtype;
   NodePtr total;
   std::int64_t positions = 1;
   for (auto& s : all) positions *= s.kernel_size;
@@ -77,11 +78,11 @@ NodePtr depthwise(NodePtr x, NodePtr w, const Spatials& all, const Axes& out, Na
       part = prim::slice(part, all[i].axis, k * all[i].dilation, all[i].out, all[i].stride);
       factor = prim::slice(factor, all[i].kernel, k, 1, 1, true);
     }
-    auto term = prim::map(prim::kMul, {part, factor}, x->dtype, &axes);
+    auto term =
+        prim::map(prim::kMul, {prim::cast(part, sums), prim::cast(factor, sums)}, sums, &axes);
     total = total ? prim::add(total, term) : term;
   }
-  if (one_channel) total = prim::unflatten(total, out[at - 1].name, {out[at - 1], out[at]});
-  return prim::fit(total, out);
+  return prim::fit(total, axes);
 }
 
 // The parts of a layer that both kinds of convolution share.
@@ -147,10 +148,13 @@ struct Layer {
       input = prim::unflatten(input, In.name, {group, In.resize(In.size / groups)});
       w = prim::unflatten(w, Out.name, {group, channels});
       y = compute(input, w, replaced(out, Out.name, {group, channels}));
-      y = prim::flatten(y, {group.name, Out.name}, Out);
+      y = has(y->axes, Out.name) ? prim::flatten(y, {group.name, Out.name}, Out)
+                                 : prim::rename(y, {group.name}, {Out.name});
     }
-    auto result = ops::wrap(prim::fit(y, out));
-    return ops::constrained(op, bias ? result + *bias : result);
+    // The bias is added before sums are rounded.
+    auto sum = ops::wrap(prim::fit(y, out));
+    auto result = bias ? astype(sum + *bias, promote(dtype, bias->dtype())) : astype(sum, dtype);
+    return ops::constrained(op, result);
   }
 };
 
