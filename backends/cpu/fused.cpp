@@ -5,6 +5,7 @@
 
 #include "assemble.h"
 #include "base/thread_pool.h"
+#include "stencil.h"
 
 namespace haliax::cpu {
 namespace {
@@ -707,6 +708,7 @@ class MaskedStep final : public CompiledStep {
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_fused(const program::Step& step, const Context& context) {
+  if (auto created = make_stencil(step, context)) return created;
   if (Unmasked unmasked(step.fused); unmasked.exists())
     return std::make_unique<MaskedStep>(step, context, std::move(unmasked));
   return std::make_unique<FusedStep>(step, context);

@@ -165,6 +165,32 @@ struct VectorProduct {
   float* y;
 };
 
+// A weighted sum of shifted rows of x, for a block of rows of the result:
+//
+//   out[j, i] = start + sum over the taps t that row j reads of weight[t, j] * x[offset[t] + i]
+//
+// x and the result are f32 or bf16, and sums are f32. The taps are sorted into runs, and those of a
+// run are read by the same rows.
+struct Stencil {
+  static constexpr int most_rows = 4;
+  struct Run {
+    std::int64_t taps;
+    int first, count;  // rows of the block
+  };
+  std::int64_t n;  // columns
+  int rows;        // rows to write
+  const void* x;
+  DType type;
+  const Run* runs;
+  std::int64_t run_count;
+  const std::int64_t* offsets;  // in elements, by tap
+  const float* weights;         // by tap and row
+  float start;
+  void* out;  // overlaps neither x nor the weights
+  std::int64_t out_row;
+  DType out_type;
+};
+
 // Running sums of several lines. Sums accumulate in f64 and are rounded when they are written.
 // reverse: from the end of each line to its start.
 struct RunningSums {
@@ -204,6 +230,7 @@ struct Kernels {
   const ProductKernel* product;  // null where oneDNN is as fast
   void (*vector_product)(const VectorProduct&);
   void (*running_sums)(const RunningSums&);
+  void (*stencil)(const Stencil&);
 };
 
 // Returns the best kernels that this machine supports and HALIAX_ISA allows.

@@ -36,6 +36,8 @@ using program::Code;
 
 #include "kernels_running.inc"
 
+#include "kernels_stencil.inc"
+
 #if defined(__AVX2__)
 #include "kernels_product.inc"
 #else  // oneDNN is as fast
@@ -57,7 +59,7 @@ const Kernels& table() {
   static constexpr Kernels kernels{name_of_isa,     find_map,       exp_difference, find_cast,
                                    find_wrap,       count_up,       find_load,      find_store,
                                    find_reduction,  multiply_lane,  widen,          narrow,
-                                   product_or_none, vector_product, running_sums};
+                                   product_or_none, vector_product, running_sums,   stencil};
   return kernels;
 }
 
