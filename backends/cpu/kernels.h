@@ -202,6 +202,8 @@ struct RunningSums {
   bool reverse;
 };
 
+constexpr std::int64_t sort_columns = 8;
+
 // The kernels of one instruction set.
 struct Kernels {
   const char* name;
@@ -231,6 +233,8 @@ struct Kernels {
   void (*vector_product)(const VectorProduct&);
   void (*running_sums)(const RunningSums&);
   void (*stencil)(const Stencil&);
+  // Sorts each column of a dense array of n rows of `sort_columns` values.
+  void (*sort_block)(std::int64_t* items, std::int64_t n);
 };
 
 // Returns the best kernels that this machine supports and HALIAX_ISA allows.

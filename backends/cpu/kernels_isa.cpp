@@ -38,6 +38,8 @@ using program::Code;
 
 #include "kernels_stencil.inc"
 
+#include "kernels_sort.inc"
+
 #if defined(__AVX2__)
 #include "kernels_product.inc"
 #else  // oneDNN is as fast
@@ -56,10 +58,10 @@ constexpr const char* name_of_isa =
 }  // namespace
 
 const Kernels& table() {
-  static constexpr Kernels kernels{name_of_isa,     find_map,       exp_difference, find_cast,
-                                   find_wrap,       count_up,       find_load,      find_store,
-                                   find_reduction,  multiply_lane,  widen,          narrow,
-                                   product_or_none, vector_product, running_sums,   stencil};
+  static constexpr Kernels kernels{
+      name_of_isa,     find_map,       exp_difference, find_cast,     find_wrap, count_up,
+      find_load,       find_store,     find_reduction, multiply_lane, widen,     narrow,
+      product_or_none, vector_product, running_sums,   stencil,       sort_block};
   return kernels;
 }
 

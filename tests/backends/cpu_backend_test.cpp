@@ -352,6 +352,23 @@ TEST_CASE("cpu: sorts and cumulative ops match the reference") {
   }
 }
 
+TEST_CASE("cpu: sorts of short and long, few and many lines match the reference") {
+  const std::vector<Dims> sizes = {{300}, {3, 257}, {4, 300}, {19, 700}, {2, 2049}, {6, 2100}};
+  unsigned seed = 0;
+  for (const Dims& dims : sizes)
+    for (const DType dtype : all_dtypes) {
+      Case c(seed++);
+      auto& sort = c.add(Kind::sort).sort;
+      sort.dims = dims;
+      sort.x = c.any_view(false, dtype, dims);
+      put_special(c, 0, 1);
+      sort.out = c.any_view(true, dtype, dims);
+      sort.indices = c.any_view(true, DType::i32, dims);
+      INFO("length ", dims.back(), " ", std::string(name_of(dtype)));
+      compare(c);
+    }
+}
+
 TEST_CASE(
     "cpu: cumulative ops match over dense lines and interleaved lines, by eights and the rest") {
   for (unsigned seed = 0; seed < 160; ++seed) {
