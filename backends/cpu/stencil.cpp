@@ -19,7 +19,7 @@ using program::Fused;
 using program::Instr;
 using program::View;
 
-constexpr std::size_t fewest_terms = 4, most_terms = 1024;
+constexpr std::size_t fewest_stencil_terms = 4, most_stencil_terms = 1024;
 constexpr std::int64_t least_work = 1 << 15;  // multiplications
 
 // A step as a sum of terms x * weight, and of one value per row.
@@ -60,7 +60,7 @@ class StencilReader {
       return {};
     int sum = out.store->args[0];
     if (at(sum).code == Code::cast && at(sum).dtype == out.store->view.dtype) sum = at(sum).args[0];
-    if (!add(sum, out) || out.terms.size() < fewest_terms) return {};
+    if (!add(sum, out) || out.terms.size() < fewest_stencil_terms) return {};
     return out;
   }
 
@@ -72,7 +72,8 @@ class StencilReader {
     while (!open.empty()) {
       const Instr& i = at(open.back());
       open.pop_back();
-      if (i.dtype != DType::f32 || out.terms.size() + open.size() > most_terms) return false;
+      if (i.dtype != DType::f32 || out.terms.size() + open.size() > most_stencil_terms)
+        return false;
       if (i.code == Code::add) {
         open.insert(open.end(), {i.args[0], i.args[1]});
         continue;
@@ -276,7 +277,7 @@ class StencilStep final : public CompiledStep {
   Place x_, weight_, start_, out_;
   std::int64_t rows_per_task_ = 1, tasks_per_point_ = 1;
 };
-static_assert(most_terms * Stencil::most_rows * sizeof(float) <= workspace_bytes);
+static_assert(most_stencil_terms * Stencil::most_rows * sizeof(float) <= workspace_bytes);
 
 }  // namespace
 
