@@ -182,14 +182,16 @@ NamedArray index(Arr x, const Indices& indices);
 
 /// Returns the indexed part, as `index`, with a choice for positions out of range.
 ///
-/// @param x           array
-/// @param indices     the part
-/// @param mode        treatment of array positions out of range
-/// @param fill_value  value for positions out of range, for the modes `fill` and `drop`; default:
-///                    NaN, the minimum (signed), the maximum (unsigned) or true
+/// @param x        array
+/// @param indices  the part
+/// @param mode     treatment of array positions out of range
+///
+///     at_get(x, {{"vocab", ids}}, IndexMode::fill);
+NamedArray at_get(Arr x, const Indices& indices, IndexMode mode = IndexMode::promise_in_bounds);
+/// Returns the indexed part. `fill_value` is the value for positions out of range, for the modes
+/// `fill` and `drop`. Default: NaN, the minimum (signed), the maximum (unsigned) or true.
 ///
 ///     at_get(x, {{"vocab", ids}}, IndexMode::fill, 0.);
-NamedArray at_get(Arr x, const Indices& indices, IndexMode mode = IndexMode::promise_in_bounds);
 NamedArray at_get(Arr x, const Indices& indices, IndexMode mode, std::optional<Arr> fill_value);
 
 /// Returns `x` with the indexed part replaced by `update`.

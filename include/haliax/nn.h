@@ -250,12 +250,12 @@ struct Dropout {
   /// Returns true if the layer changes its input and requires a key.
   bool is_active() const { return !inference && pdrop > 0; }
   /// Applies dropout.
-  /// @param x          array
-  /// @param key        random key; required unless in inference, or `pdrop` is 0 or 1
-  /// @param inference  overrides the field `inference`
+  /// @param x    array
+  /// @param key  random key; required unless in inference, or `pdrop` is 0 or 1
   /// @throws haliax::Error if the key is missing, if `pdrop` is not a probability, or if `x` lacks
   ///     an axis of `broadcast_axes`
   NamedArray operator()(Arr x, const Key& key = {}) const;
+  /// Applies dropout. A value of `inference` overrides the field.
   NamedArray operator()(Arr x, const Key& key, std::optional<bool> inference) const;
 };
 

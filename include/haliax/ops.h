@@ -480,13 +480,14 @@ NamedArray ptp(Arr x, const AxisSelection& axis = {});
 
 /// Counts how often each position of `Counts` occurs in `x`.
 ///
-/// @param x        integer array with one axis. Negative values count as 0, and values outside of
-///                 `Counts` are dropped, as in JAX.
-/// @param Counts   axis of the result
-/// @param weights  value that each element adds, with the axis of `x`; default: 1
-/// @return array with the axis `Counts`: `i32`, or the dtype of `weights`
+/// @param x       integer array with one axis. Negative values count as 0, and values outside of
+///                `Counts` are dropped, as in JAX.
+/// @param Counts  axis of the result
+/// @return `i32` array with the axis `Counts`
 /// @throws haliax::Error if `x` is not an integer array with one axis
 NamedArray bincount(Arr x, const Axis& Counts);
+/// Adds the weight of each element to its count. `weights` has the axis of `x`, and the result has
+/// its dtype.
 NamedArray bincount(Arr x, const Axis& Counts, std::optional<Arr> weights);
 
 /// Returns true if any element along the selected axes is nonzero. NaN is true.
@@ -503,12 +504,14 @@ NamedArray all(Arr x, const AxisSelection& axis = {}, ReduceOptions options = {}
 /// @return `i32` array without the axis; `i64` for more than 2^31 - 1 positions
 /// @throws haliax::Error if the axis has size 0
 NamedArray argmax(Arr x);
+/// Returns the position of the maximum along `axis`. Without a value of `axis`, as above.
 NamedArray argmax(Arr x, std::optional<AxisSelector> axis);
 
 /// Returns the position of the minimum along `axis`, or the flat position over all axes.
 ///
 /// The rules of `argmax` apply.
 NamedArray argmin(Arr x);
+/// Returns the position of the minimum along `axis`. Without a value of `axis`, as above.
 NamedArray argmin(Arr x, std::optional<AxisSelector> axis);
 
 /// Computes `log(sum(exp(x), axis))` without overflow.

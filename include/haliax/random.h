@@ -193,12 +193,13 @@ NamedArray weibull_min(const Key& key, const AxisSpec& axes, Arr scale, Arr conc
 /// @param key     the key
 /// @param logits  float array that has `axis`
 /// @param axis    the axis of classes
-/// @param shape   axes of the result; default: the other axes of `logits`, which it must contain
-/// @return `i32` array
-/// @throws haliax::Error if `axis` has size 0, or is in `shape`
+/// @return `i32` array with the other axes of `logits`
+/// @throws haliax::Error if `axis` has size 0
 ///
 ///     auto ids = random::categorical(key, logits, "vocab");   // (batch, vocab) -> (batch)
 NamedArray categorical(const Key& key, Arr logits, const AxisSelector& axis);
+/// Draws positions with the axes `shape`, which contain the other axes of `logits`.
+/// @throws haliax::Error if `axis` has size 0, or is in `shape`
 NamedArray categorical(const Key& key, Arr logits, const AxisSelector& axis,
                        std::optional<AxisSpec> shape);
 
@@ -209,14 +210,15 @@ NamedArray categorical(const Key& key, Arr logits, const AxisSelector& axis,
 /// @param a        array that has `axis`
 /// @param axis     axis to choose from
 /// @param replace  true: an element may be drawn several times
-/// @param p        probabilities, a float array with the only axis `axis`; default: all equal
 /// @return array with the axes `axes`, then the other axes of `a`
-/// @throws haliax::Error if `axis` has size 0, `p` has other axes, or `replace` is false and there
-/// are more draws than positions
+/// @throws haliax::Error if `axis` has size 0, or `replace` is false and there are more draws than
+/// positions
 ///
 ///     auto rows = random::choice(key, Sample, table, "row");   // (row, embed) -> (sample, embed)
 NamedArray choice(const Key& key, const AxisSpec& axes, Arr a, const AxisSelector& axis,
                   bool replace = true);
+/// Draws elements with the probabilities `p`, a float array with the only axis `axis`.
+/// @throws haliax::Error as above, and if `p` has other axes
 NamedArray choice(const Key& key, const AxisSpec& axes, Arr a, const AxisSelector& axis,
                   bool replace, std::optional<Arr> p);
 

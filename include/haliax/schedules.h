@@ -73,12 +73,13 @@ Schedule exponential_decay(double init_value, std::int64_t transition_steps, dou
 /// @throws haliax::Error if `timescale` is not positive
 Schedule inv_sqrt_decay_schedule(double init_value, double timescale = 10000,
                                  std::int64_t warmup_steps = 0, double end_value = 0);
+/// Returns a constant schedule.
+Schedule piecewise_constant_schedule(double init_value);
 /// Returns a schedule that is multiplied by a factor from each of some steps on.
 ///
 /// @param init_value             value at step 0
 /// @param boundaries_and_scales  pairs of a step and a factor
 /// @throws haliax::Error if a factor is negative
-Schedule piecewise_constant_schedule(double init_value);
 Schedule piecewise_constant_schedule(
     double init_value, std::vector<std::pair<std::int64_t, double>> boundaries_and_scales);
 /// Returns a schedule that runs several schedules, one after the other. Each counts its steps from
