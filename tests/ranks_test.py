@@ -41,13 +41,17 @@ def faulty(test, how, *, names, within=30, **variables):
 
 @unittest.skipIf(WITHOUT, WITHOUT)
 class Ranks(unittest.TestCase):
-    def test_results_and_bytes_equal_those_of_threads(self):
-        for count, devices in ((2, 1), (4, 1), (3, 1), (2, 2)):
-            with self.subTest(ranks=count, devices=devices):
-                status, output, _ = run(count, "traffic", HALIAX_DEVICES=str(devices),
-                                        HALIAX_VERIFY="1")
+    def none_wrong(self, what, *cases):
+        """Runs a check of tests/ranks. Cases: backend, ranks, devices of a rank."""
+        for backend, count, devices in cases:
+            with self.subTest(backend=backend, ranks=count, devices=devices):
+                status, output, _ = run(count, what, HALIAX_DEVICES=str(devices),
+                                        HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
                 self.assertEqual(status, 0, output)
                 self.assertEqual(output.count(": 0 wrong"), count, output)
+
+    def test_results_and_bytes_equal_those_of_threads(self):
+        self.none_wrong("traffic", ("cpu", 2, 1), ("cpu", 4, 1), ("cpu", 3, 1), ("cpu", 2, 2))
 
     def test_gpt2_has_the_losses_of_haliax_and_the_results_of_threads(self):
         status, output, _ = run(2, str(ROOT / "tests/golden"), "--ranks", program="tests/golden")
@@ -55,22 +59,11 @@ class Ranks(unittest.TestCase):
         self.assertRegex(output, r"^[1-9]\d* passed, 0 failed, 0 skipped")
 
     def test_results_and_bytes_on_devices_with_separate_memory(self):
-        for backend, count, devices in (("cuda-sim", 2, 1), ("cuda-sim", 4, 1), ("cuda-sim", 2, 2),
-                                        ("separate-memory", 2, 1)):
-            with self.subTest(backend=backend, ranks=count, devices=devices):
-                status, output, _ = run(count, "traffic", HALIAX_DEVICES=str(devices),
-                                        HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
-                self.assertEqual(status, 0, output)
-                self.assertEqual(output.count(": 0 wrong"), count, output)
+        self.none_wrong("traffic", ("cuda-sim", 2, 1), ("cuda-sim", 4, 1), ("cuda-sim", 2, 2),
+                        ("separate-memory", 2, 1))
 
     def test_experts_receive_the_rows_of_threads(self):
-        for backend, count, devices in (("cpu", 2, 1), ("cpu", 4, 1), ("cpu", 2, 2),
-                                        ("cuda-sim", 2, 1)):
-            with self.subTest(backend=backend, ranks=count, devices=devices):
-                status, output, _ = run(count, "experts", HALIAX_DEVICES=str(devices),
-                                        HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
-                self.assertEqual(status, 0, output)
-                self.assertEqual(output.count(": 0 wrong"), count, output)
+        self.none_wrong("experts", ("cpu", 2, 1), ("cpu", 4, 1), ("cpu", 2, 2), ("cuda-sim", 2, 1))
 
     def test_arrays_in_parts(self):
         status, output, _ = run(3, "arrays")

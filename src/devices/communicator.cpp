@@ -260,7 +260,8 @@ class ThreadCommunicator final : public program::Communicator {
       const auto dims = sent_dims(*from.how, from.x, sent.start, got.dims);
       copy_patch(box_patch(from.x[theirs], from.how->x[theirs], sent.start, dims, &sent.step),
                  box_patch(out[mine], c.out[mine], got.start, dims, nullptr));
-      fill_rest(box_patch(out[mine], c.out[mine], got.start, got.dims, nullptr), dims);
+      if (dims != got.dims)
+        fill_rest(box_patch(out[mine], c.out[mine], got.start, got.dims, nullptr), dims);
       if (!own) exchanged += program::points(dims) * bytes_of(c.out[mine].view.dtype);
     }
   }

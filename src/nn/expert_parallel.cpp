@@ -13,10 +13,6 @@ namespace {
 
 using MeshNames = std::vector<std::string>;
 
-MeshNames mesh_names_of(const Mapping& m, Name axis) {
-  auto* names = m.find(axis);
-  return names ? *names : MeshNames();
-}
 bool overlap(const MeshNames& a, const MeshNames& b) {
   return std::any_of(a.begin(), a.end(),
                      [&](auto& x) { return std::count(b.begin(), b.end(), x); });
@@ -35,11 +31,11 @@ std::optional<ExpertParallel> expert_parallel(const Axis& Experts, const Axes& t
   auto mesh = current_mesh();
   auto mapping = current_mapping();
   if (!mesh || !mapping || context().tracing == 0) return {};
-  const auto names = mesh_names_of(*mapping, Experts.name);
+  const auto names = physical_axis_name(Experts);
   const auto devices = devices_of(*mesh, names);
   if (devices == 1 || Experts.size % devices != 0) return {};
   for (auto& a : features)
-    if (overlap(mesh_names_of(*mapping, a.name), names)) return {};
+    if (overlap(physical_axis_name(a), names)) return {};
 
   ExpertParallel e{{"sender of moe", devices},
                    {"receiver of moe", devices},
@@ -53,7 +49,7 @@ std::optional<ExpertParallel> expert_parallel(const Axis& Experts, const Axes& t
     if (auto* by = mapping->find(a.name)) shared.emplace_back(a.name, *by);
   bool placed = false;  // the sender is part of an axis
   for (auto& a : tokens) {
-    auto by = mesh_names_of(*mapping, a.name);
+    auto by = physical_axis_name(a);
     bool has_senders = overlap(by, names);
     if (has_senders) {
       // The devices of the experts must be the innermost of the axis.
