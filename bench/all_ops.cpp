@@ -1,8 +1,8 @@
 // The cases of `bench --all`: every public op by its test entry (tests/ops/ops_entries.h).
 //
-// An entry has small inputs. A case enlarges them: axes are doubled in turn until the largest array
-// has the elements of the size. An op that acts along one axis is timed with this axis first, in
-// the middle and last in memory.
+// An entry has small inputs. A case enlarges them: axes are doubled one after another until the
+// largest array has the elements of the size. An op that acts along one axis is timed with this
+// axis first, in the middle and last in memory.
 #include <algorithm>
 #include <array>
 #include <map>

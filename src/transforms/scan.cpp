@@ -214,7 +214,8 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
 // Moves contractions of a slice of a scanned array with a loop-invariant array out of the loop: one
 // contraction of the array before the loop is faster than one small contraction per iteration, and
 // its gradient is one contraction, too. For example, `x_t . w` of a recurrent cell becomes a slice
-// of `x . w`. Large ones stay, because the result of all iterations is materialized.
+// of `x . w`. Large contractions stay in the loop, because the results of all iterations are
+// materialized.
 Nodes with_hoisted_contractions(const Nodes& created, const NodePtr& index, const Axis& axis) {
   constexpr std::int64_t most_in_iteration = 128 << 10, most = 64 << 20;  // bytes
   auto in_body = [&](const Node& n) { return n.varies_with(index.get()); };
