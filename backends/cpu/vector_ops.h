@@ -1,0 +1,148 @@
+// Elementwise ops on one vector register in emitted machine code.
+#pragma once
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fused.h"
+#include "vector_functions.h"
+
+namespace haliax::cpu {
+
+// Emits ops on values, which are numbered. A value stays where it is until an op reads it; then it
+// stays in a register until its last reader.
+class VectorOps : public VectorFunctions {
+ protected:
+  using VectorFunctions::VectorFunctions;
+  struct Place {
+    enum { nowhere, array, bf16, scalar, other, vector, test } kind = nowhere;
+    int at = 0;  // index of the array or the scalar, or the register
+  };
+  static constexpr int rest_lanes = 15;  // AVX2: the register that marks the remaining elements
+
+  // The memory of a value: a full register, or one scalar for all elements.
+  virtual Address array_address(int array) = 0;
+  virtual Address bf16_address(int array) = 0;
+  virtual Xbyak::RegExp scalar_address(int scalar) = 0;
+  // Loads a value of kind `other`.
+  virtual void load_other(const Vector&, int) {}
+
+  void used(int value) {
+    auto& place = places_[std::size_t(value)];
+    if (--left_[std::size_t(value)] > 0) return;
+    if (place.kind == Place::vector || (place.kind == Place::test && !wide_))
+      free_.set(std::size_t(place.at));
+    if (place.kind == Place::test && wide_) free_tests_.set(std::size_t(place.at));
+    place.kind = Place::nowhere;
+  }
+
+  // Loads a value into a vector register, where it stays.
+  Vector vector(int value) {
+    auto& place = places_[std::size_t(value)];
+    if (place.kind == Place::vector) return reg(place.at);
+    if (place.kind == Place::test && !wide_) {
+      place.kind = Place::vector;
+      vpsrld(reg(place.at), reg(place.at), 31);
+      return reg(place.at);
+    }
+    const Vector z = reg(take());
+    if (place.kind == Place::scalar) {
+      vbroadcastss(z, dword[scalar_address(place.at)]);
+    } else if (place.kind == Place::test) {
+      vpbroadcastd(z | Opmask(place.at) | T_z, one());
+      free_tests_.set(std::size_t(place.at));
+    } else if (place.kind == Place::other) {
+      load_other(z, value);
+    } else if (place.kind == Place::bf16) {
+      const auto from = bf16_address(place.at);
+      if (rest_)
+        vpmovzxwd(z | Opmask(rest_mask) | T_z, from);
+      else
+        vpmovzxwd(z, from);
+      vpslld(z, z, 16);
+    } else {
+      const auto from = array_address(place.at);
+      if (!rest_)
+        vmovups(z, from);
+      else if (wide_)
+        vmovups(z | Opmask(rest_mask) | T_z, from);
+      else
+        vmaskmovps(z, reg(rest_lanes), from);
+    }
+    place = {Place::vector, z.getIdx()};
+    return z;
+  }
+  Address one() { return dword[rip + literals_[1]]; }
+  // The last operand of an instruction: a memory operand if the value is read only once.
+  struct Last {
+    std::optional<Address> address = {};
+    Vector z = Vector(0);
+    // a broadcast scalar, where instructions cannot broadcast
+    std::unique_ptr<Temporary> copy = {};
+    const Operand& get() const {
+      return address ? static_cast<const Operand&>(*address) : copy ? copy->z : z;
+    }
+  };
+  Last last(int value) {
+    auto& place = places_[std::size_t(value)];
+    if (place.kind == Place::scalar && wide_) return {ptr_b[scalar_address(place.at)]};
+    if (place.kind == Place::scalar) {
+      Last number{{}, Vector(0), std::make_unique<Temporary>(*this)};
+      vbroadcastss(number.copy->z, dword[scalar_address(place.at)]);
+      return number;
+    }
+    if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1)
+      return {array_address(place.at)};
+    return {{}, vector(value)};
+  }
+  // Converts a bool to a test in a vector register, and keeps it as a test.
+  Vector lanes_of(int value) {
+    auto& place = places_[std::size_t(value)];
+    if (place.kind == Place::test) return reg(place.at);
+    const Vector x = vector(value), z = reg(take());
+    vpxor(z, z, z);
+    vpcmpeqd(z, z, x);
+    vpxor(z, z, literal(~0u));
+    free_.set(std::size_t(place.at));
+    place = {Place::test, z.getIdx()};
+    return z;
+  }
+  // Returns a test in a mask register: its own, or the scratch register.
+  Opmask test(int value) {
+    auto& place = places_[std::size_t(value)];
+    if (place.kind == Place::test) return Opmask(place.at);
+    const Vector z = vector(value);
+    vptestmd(Opmask(scratch_mask), z, z);
+    return Opmask(scratch_mask);
+  }
+  // Allocates the register of a result.
+  Vector result(int value) {
+    const Vector z = reg(take());
+    places_[std::size_t(value)] = {Place::vector, z.getIdx()};
+    return z;
+  }
+  void finish(const PointCode::Op& op) {
+    for (int a : op.args)
+      if (a >= 0) used(a);
+  }
+
+  void make(const PointCode::Op& op, int value);
+  void code(const PointCode::Op& op, int value);
+  void unary(const PointCode::Op& op, int value);
+  void binary(const PointCode::Op& op, int value);
+  // Emits a comparison for AVX2: all bits of a lane of z are set where it holds.
+  void compare_lanes(const PointCode::Op& op, int value);
+  void finish_test(const PointCode::Op& op, int value, const Vector& z);
+  void compare(const PointCode::Op& op, int value);
+  void made_test(int value, int mine, const Opmask& k);
+  void join(const PointCode::Op& op, int value);
+  void select(const PointCode::Op& op, int value);
+  void round(const PointCode::Op& op, int value);
+  void convert(const PointCode::Op& op, int value);
+
+  std::vector<int> left_;  // per value: readers that are left
+  std::vector<Place> places_;
+  bool rest_ = false;  // the register is not full
+};
+
+}  // namespace haliax::cpu
