@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "cpu.h"
 #include "haliax/error.h"
 #include "kernels.h"
+#include "loop_code.h"
 #include "step.h"
 #include "workspace.h"
 
@@ -158,26 +160,36 @@ class Steps {
   std::vector<std::unique_ptr<CompiledStep>> compiled_;
 };
 
+std::unique_ptr<CompiledStep> compile_one(const Step&, const Context&);
+
+// Runs the iterations in one function of machine code if there is one, else step by step.
 class LoopStep final : public CompiledStep {
  public:
   LoopStep(const Step& step, const Context& context)
-      : variable_(step.loop.variable), trips_(step.loop.trips), reverse_(step.loop.reverse),
-        body_(step.body, context) {
+      : step_(step), context_(context), variable_(step.loop.variable), trips_(step.loop.trips),
+        reverse_(step.loop.reverse) {
     if (variable_ < 0 || variable_ >= context.program.loops)
       throw Error("[loop] unknown loop variable");
+    function_ = compile_loop(step, context, compile_one);
+    if (!function_) body_.emplace(step.body, context);
   }
   void run(Frame& frame) override {
+    if (function_ && !frame.recorder) return function_->run(frame);
+    if (!body_) body_.emplace(step_.body, context_);  // for a profile
     for (std::int64_t iteration = 0; iteration < trips_; ++iteration) {
       frame.loops[variable_] = reverse_ ? trips_ - 1 - iteration : iteration;
-      body_.run(frame);
+      body_->run(frame);
     }
   }
 
  private:
+  const Step& step_;
+  Context context_;
   int variable_;
   std::int64_t trips_;
   bool reverse_;
-  Steps body_;
+  std::unique_ptr<LoopFunction> function_;
+  std::optional<Steps> body_;  // without a function, and for profiles
 };
 
 // Runs iterations in parallel: those of one loop, or of loops that are perfectly nested. Each

@@ -1,0 +1,212 @@
+// The choice of loops and lanes for small steps; see loop_nest.h.
+#include "loop_nest.h"
+
+#include <algorithm>
+
+#include "assemble.h"
+#include "program/matrices.h"
+
+namespace haliax::cpu {
+namespace {
+
+using program::Code;
+using program::Fused;
+using program::Instr;
+
+// limits of a step: below them, a step is faster on one thread than on several
+constexpr std::int64_t most_work = 1 << 16, most_products = 1 << 16;
+constexpr std::int64_t lanes = 16;
+constexpr std::int64_t far_cost = 8;  // registers, for a register of elements that are far apart
+
+bool has_lane(DType d) { return d == DType::f32 || d == DType::i32 || d == DType::u32; }
+bool is_vector_code(const Fused& f, const Instr& in) {
+  const auto operand = [&](int k) -> const Instr& { return f.code[std::size_t(in.args[k])]; };
+  if (in.code == Code::load || is_store(in.code))
+    return has_lane(in.view.dtype) && has_lane(in.dtype);
+  if (in.code == Code::constant) return has_lane(in.dtype) || in.dtype == DType::boolean;
+  if (in.code == Code::iota) return in.dtype == DType::i32 || in.dtype == DType::u32;
+  if (is_reduction(in.code))
+    return in.dtype == DType::f32 && operand(0).dtype == DType::f32 &&
+           (in.code == Code::reduce_sum || in.code == Code::reduce_max ||
+            in.code == Code::reduce_min);
+  if (in.code == Code::cast)
+    return has_lane(in.dtype) && (in.dtype == DType::f32 || operand(0).dtype != DType::f32);
+  if (in.dtype != DType::boolean && !has_lane(in.dtype)) return false;
+  const auto& first = in.code == Code::select ? in : operand(0);
+  return can_assemble(PointOp{PointOp::code, in.code, lane_type_of(first.dtype), in.dtype});
+}
+
+std::int64_t registers_of(const Dims& dims, int vector) {
+  std::int64_t n = program::points(dims);
+  if (vector < 0 || n == 0) return n;
+  const std::int64_t along = dims[std::size_t(vector)];
+  return n / along * ((along + lanes - 1) / lanes);
+}
+
+// True if a store may change what a load at another position reads.
+bool conflicts(const Fused& f, const Context& context) {
+  for (auto& store : f.code) {
+    if (!is_store(store.code)) continue;
+    for (auto& other : f.code) {
+      if (&other == &store || !accesses_memory(other.code) ||
+          !context.overlap(store.view.slot, other.view.slot))
+        continue;
+      const bool is_same_view =
+          other.view.slot == store.view.slot && other.view.offset == store.view.offset &&
+          other.view.terms == store.view.terms &&
+          program::access_strides(f, other) == program::access_strides(f, store);
+      if (!is_same_view && !(is_store(other.code) && other.view.slot == store.view.slot))
+        return true;
+    }
+  }
+  return false;
+}
+
+// Without reductions, and if each inner position may compute everything again, all dims are alike.
+bool is_flat(const Fused& f) {
+  std::int64_t inner = 1;
+  for (std::size_t d = std::size_t(f.outer); d < f.dims.size(); ++d) inner *= f.dims[d];
+  return std::none_of(f.code.begin(), f.code.end(), [&](const Instr& in) {
+    return is_reduction(in.code) || (is_store(in.code) && !in.inner && inner != 1);
+  });
+}
+
+Nest nest_with_accesses(const Fused& f) {
+  Nest nest;
+  nest.dims = f.dims;
+  const bool flat = is_flat(f);
+  nest.outer = flat ? 0 : f.outer;
+  const auto needed = program::needed_instructions(f);
+  const auto levels = program::reduction_levels(f);
+  std::vector<int> number(f.code.size(), -1);
+  for (std::size_t i = 0; i < f.code.size(); ++i) {
+    if (!needed[i]) continue;
+    Instr in = f.code[i];
+    for (int& a : in.args)
+      if (a >= 0) a = number[std::size_t(a)];
+    in.inner |= flat;
+    number[i] = int(nest.code.size());
+    nest.level.push_back(levels[i]);
+    nest.access.push_back(-1);
+    if (accesses_memory(in.code) || in.code == Code::iota) {
+      nest.access.back() = int(nest.accesses.size());
+      nest.accesses.push_back(
+          {in.view, program::access_strides(f, f.code[i]), in.code == Code::iota, in.integer});
+    }
+    nest.code.push_back(std::move(in));
+  }
+  std::vector<Dims> strides;
+  for (auto& access : nest.accesses) strides.push_back(access.strides);
+  std::size_t outer = std::size_t(nest.outer);
+  program::merge_dims(nest.dims, outer, strides);
+  nest.outer = int(outer);
+  for (std::size_t a = 0; a < strides.size(); ++a) nest.accesses[a].strides = strides[a];
+  return nest;
+}
+
+// Chooses the dim of the lanes: the fewest registers, counting those of far elements. Returns false
+// if there is no choice.
+bool choose_lanes(Nest& nest, bool any_stride) {
+  std::int64_t best = -1;
+  for (int d = -1; d < int(nest.dims.size()); ++d) {
+    if (d < 0 && program::points(nest.dims) != 1) continue;
+    std::int64_t cost = 1;
+    bool fits = true;
+    for (std::size_t i = 0; i < nest.code.size(); ++i) {
+      const int access = nest.access[i];
+      if (access < 0 || nest.accesses[std::size_t(access)].iota || d < 0) continue;
+      const std::int64_t stride = nest.accesses[std::size_t(access)].strides[std::size_t(d)];
+      const bool in_all_lanes = nest.code[i].inner || !nest.reduces(d);
+      const bool is_far =
+          stride != 1 && (stride != 0 || (is_store(nest.code[i].code) && in_all_lanes));
+      if (!is_far) continue;
+      fits &= any_stride && stride != 0;
+      cost += far_cost;
+    }
+    cost *= registers_of(nest.dims, d);
+    if (!fits || (best >= 0 && cost >= best)) continue;
+    best = cost;
+    nest.vector = d;
+  }
+  return best >= 0;
+}
+
+}  // namespace
+
+std::int64_t Nest::lane_stride(int access) const {
+  return vector < 0 ? 0 : accesses[std::size_t(access)].strides[std::size_t(vector)];
+}
+
+std::optional<Nest> nest_of(const program::Step& step, const Context& context, bool any_stride) {
+  Fused copy;
+  if (step.kind == program::Kind::copy) {
+    const program::Copy& c = step.copy;
+    copy = {c.dims,
+            int(c.dims.size()),
+            {{.code = Code::load, .dtype = c.x.dtype, .view = c.x},
+             {.code = Code::store, .dtype = c.x.dtype, .args = {0, -1, -1, -1}, .view = c.out}}};
+  }
+  const Fused& f = step.kind == program::Kind::copy ? copy : step.fused;
+  const std::int64_t points = program::points(f.dims);
+  if (points == 0 || points * std::int64_t(f.code.size()) > most_work) return {};
+  if (program::writes_repeatedly(f) || conflicts(f, context)) return {};
+  for (auto& in : f.code)
+    if (!is_vector_code(f, in)) return {};
+  Nest nest = nest_with_accesses(f);
+  // an outer bool would change its register within the loop over inner positions
+  for (auto& in : nest.code)
+    if (!in.inner && in.dtype == DType::boolean && in.code != Code::constant) return {};
+  if (!choose_lanes(nest, any_stride)) return {};
+  return nest;
+}
+
+std::optional<ProductNest> product_nest_of(const program::Contract& c) {
+  if (c.a.dtype != DType::f32 || c.b.dtype != DType::f32 || c.out.dtype != DType::f32 ||
+      c.block_mask.flags.slot >= 0)
+    return {};
+  auto s = program::dims_of(c);
+  const std::int64_t total =
+      program::points(s.batch) * program::points(s.m) * program::points(s.n) * program::points(s.k);
+  if (total == 0 || total > most_products) return {};
+  s.normalize();
+  std::optional<ProductNest> best;
+  std::int64_t least = -1;
+  auto consider = [&](bool swapped, bool along_k, std::size_t d) {
+    ProductNest p;
+    p.accumulate = c.accumulate;
+    p.a = {swapped ? c.b : c.a};
+    p.b = {swapped ? c.a : c.b};
+    p.out = {c.out};
+    auto add = [&](const program::MatrixDims& dims) {
+      for (auto& dim : dims) {
+        p.dims.push_back(dim.n);
+        p.a.strides.push_back(swapped ? dim.b : dim.a);
+        p.b.strides.push_back(swapped ? dim.a : dim.b);
+        p.out.strides.push_back(dim.out);
+      }
+    };
+    add(s.batch);
+    add(swapped ? s.n : s.m);
+    const std::size_t first_n = p.dims.size();
+    add(swapped ? s.m : s.n);
+    p.outer = int(p.dims.size());
+    add(s.k);
+    p.vector = int(along_k ? std::size_t(p.outer) + d : first_n + d);
+    const auto v = std::size_t(p.vector);
+    if (along_k ? p.a.strides[v] != 1 || p.b.strides[v] != 1
+                : p.b.strides[v] != 1 || (p.out.strides[v] != 1 && p.dims[v] != 1))
+      return;
+    // a sum of lanes takes about as long as eight registers of products
+    std::int64_t cost = registers_of(p.dims, p.vector);
+    if (along_k) cost += 8 * program::points(Dims(p.dims.begin(), p.dims.begin() + p.outer));
+    if (least >= 0 && cost >= least) return;
+    least = cost;
+    best = std::move(p);
+  };
+  for (std::size_t d = 0; d < s.n.size(); ++d) consider(false, false, d);
+  for (std::size_t d = 0; d < s.m.size(); ++d) consider(true, false, d);
+  for (std::size_t d = 0; d < s.k.size(); ++d) consider(false, true, d);
+  return best;
+}
+
+}  // namespace haliax::cpu

@@ -1,0 +1,434 @@
+// Counted loops, cursors and fused steps of nest_code.h.
+#if defined(HALIAX_XBYAK)
+#include "nest_code.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace haliax::cpu {
+
+using program::Code;
+using program::Instr;
+using Xbyak::Reg64;
+
+namespace {
+
+// copies of the code of a position that replace a counted loop
+constexpr std::int64_t most_copies = 8;
+constexpr int pinned = 1 << 30;  // readers of a value that stays in its register
+
+bool is_imm32(std::int64_t x) { return x == std::int64_t(std::int32_t(x)); }
+
+}  // namespace
+
+// ---- cursors and counted loops ----
+
+Reg64 NestCode::cursor_register(int cursor) const {
+  const Reg64 all[] = {rdx, rsi, rdi, r8, r9, r10, r11, r12, r13};
+  return all[cursor];
+}
+Reg64 NestCode::loaded(int cursor) {
+  if (!is_on_stack(cursor)) return cursor_register(cursor);
+  mov(rax, on_stack(cursor));
+  return rax;
+}
+void NestCode::add_number(const Reg64& to, std::int64_t x) {
+  if (x == 0) return;
+  if (is_imm32(x)) return add(to, int(x));
+  mov(rcx, std::size_t(x));
+  add(to, rcx);
+}
+void NestCode::add_terms(const Reg64& to, const std::vector<program::Term>& terms,
+                         std::int64_t unit) {
+  for (auto& term : terms) {
+    if (term.slot >= 0) {
+      mov(rcx, qword[rbx + 8 * term.slot]);
+      const auto at = rcx + std::size_t(term.slot_offset * haliax::bytes_of(term.slot_dtype));
+      if (term.slot_dtype == DType::i64)
+        mov(rcx, qword[at]);
+      else if (term.slot_dtype == DType::u32)
+        mov(ecx, dword[at]);
+      else
+        movsxd(rcx, dword[at]);
+      // a free cursor register does not exist here, so the limits are read from memory
+      const auto limit = [&](std::int64_t x) { mov(qword[rsp + stack_bytes - 16], int(x)); };
+      limit(0);
+      cmp(rcx, qword[rsp + stack_bytes - 16]);
+      cmovl(rcx, qword[rsp + stack_bytes - 16]);
+      limit(term.limit);
+      cmp(rcx, qword[rsp + stack_bytes - 16]);
+      cmovg(rcx, qword[rsp + stack_bytes - 16]);
+    } else if (term.loop >= 0) {
+      mov(rcx, qword[rbp + 8 * term.loop]);
+    } else {
+      continue;
+    }
+    imul(rcx, rcx, int(term.stride * unit));
+    add(to, rcx);
+  }
+}
+void NestCode::start_cursors(std::vector<const NestAccess*> accesses) {
+  if (accesses.size() > std::size_t(max_cursors)) throw OutOfRegisters();
+  cursors_.clear();
+  for (const NestAccess* access : accesses) {
+    const int k = int(cursors_.size());
+    const Reg64 r = is_on_stack(k) ? rax : cursor_register(k);
+    const std::int64_t unit = access->iota ? 1 : haliax::bytes_of(access->view.dtype);
+    cursors_.push_back({access, unit, 0});
+    for (auto& term : access->view.terms)
+      if (!is_imm32(term.stride * unit) || !is_imm32(term.limit)) throw OutOfRegisters();
+    if (access->iota)
+      mov(r, std::size_t(access->start));
+    else
+      mov(r, qword[rbx + 8 * access->view.slot]);
+    add_number(r, access->iota ? 0 : access->view.offset * unit);
+    add_terms(r, access->view.terms, unit);
+    if (is_on_stack(k)) mov(on_stack(k), rax);
+  }
+}
+void NestCode::move_cursors(std::size_t dim, std::int64_t positions) {
+  for (int k = 0; k < int(cursors_.size()); ++k) {
+    auto& cursor = cursors_[std::size_t(k)];
+    const std::int64_t step = cursor.access->strides[dim] * cursor.unit * positions;
+    if (step == 0) continue;
+    if (is_on_stack(k)) {
+      mov(rax, on_stack(k));
+      add_number(rax, step);
+      mov(on_stack(k), rax);
+    } else {
+      add_number(cursor_register(k), step);
+    }
+  }
+}
+void NestCode::unrolled(std::size_t dim, std::int64_t positions, const std::function<void()>& f) {
+  const auto shift = [&](std::int64_t by) {
+    for (auto& c : cursors_) c.offset += c.access->strides[dim] * c.unit * by;
+  };
+  shift(positions);
+  f();
+  shift(-positions);
+}
+void NestCode::counted(std::int64_t count, const std::function<void()>& f) {
+  if (count == 1) return f();
+  if (depth_ == max_depth - 2) throw OutOfRegisters();
+  const auto counter = qword[rsp + 8 * (max_cursors + depth_++)];
+  const auto outer_copies = std::exchange(copies_, 1);
+  mov(counter, int(count));
+  Xbyak::Label start;
+  L(start);
+  f();
+  dec(counter);
+  jnz(start, T_NEAR);
+  copies_ = outer_copies;
+  --depth_;
+}
+void NestCode::each_position(int first, int last, const std::function<void()>& f) {
+  if (first == vector_) ++first;
+  if (first >= last) return f();
+  const auto dim = std::size_t(first);
+  const std::int64_t n = dims_[dim];
+  if (copies_ * n <= most_copies) {
+    copies_ *= n;
+    for (std::int64_t i = 0; i < n; ++i)
+      unrolled(dim, i, [&] { each_position(first + 1, last, f); });
+    copies_ /= n;
+    return;
+  }
+  counted(n, [&] {
+    each_position(first + 1, last, f);
+    move_cursors(dim, 1);
+  });
+  move_cursors(dim, -n);
+}
+void NestCode::set_rest(std::int64_t elements) {
+  rest_ = elements > 0;
+  if (!rest_) return;
+  if (wide_) {
+    mov(eax, (1 << elements) - 1);
+    kmovw(Opmask(rest_mask), eax);
+  } else {
+    vmovups(reg(rest_lanes), ptr[rip + rest_label_ + int(4 * (8 - elements))]);
+  }
+}
+void NestCode::each_register(const std::function<void()>& f) {
+  const std::int64_t n = vector_ < 0 ? 1 : dims_[std::size_t(vector_)], width = lanes(),
+                     full = n / width, rest = n % width, total = full + (rest > 0);
+  const auto dim = std::size_t(vector_);
+  const auto at = [&](std::int64_t positions, const std::function<void()>& g) {
+    if (vector_ < 0)
+      g();
+    else
+      unrolled(dim, positions, g);
+  };
+  const auto last = [&](std::int64_t positions) {
+    set_rest(rest);
+    at(positions, f);
+    rest_ = false;
+  };
+  if (copies_ * total <= most_copies) {
+    copies_ *= total;
+    for (std::int64_t v = 0; v < full; ++v) at(v * width, f);
+    if (rest > 0) last(full * width);
+    copies_ /= total;
+    return;
+  }
+  counted(full, [&] {
+    f();
+    move_cursors(dim, width);
+  });
+  if (rest > 0) last(0);
+  move_cursors(dim, -full * width);
+}
+
+// ---- values ----
+
+Xbyak::Address NestCode::array_address(int access) {
+  return ptr[loaded(access) + std::size_t(cursors_[std::size_t(access)].offset)];
+}
+Xbyak::RegExp NestCode::scalar_address(int scalar) {
+  if (scalar < 0) return r14 + std::size_t(4 * (-1 - scalar));
+  return loaded(scalar) + std::size_t(cursors_[std::size_t(scalar)].offset);
+}
+int NestCode::constant(std::uint32_t bits) {
+  const auto [known, is_new] = constants_.try_emplace(bits, int(constant_list_.size()));
+  if (is_new) constant_list_.push_back(bits);
+  return -1 - known->second;
+}
+void NestCode::write_tables() {
+  write_literals();
+  align(64);
+  for (auto& [stride, label] : lane_tables_) {
+    L(label);
+    for (std::int64_t lane = 0; lane < 16; ++lane) dd(std::uint32_t(lane * stride));
+  }
+  L(rest_label_);
+  for (int lane = 0; lane < 16; ++lane) dd(lane < 8 ? ~0u : 0u);
+  L(constants_label_);
+  for (std::uint32_t bits : constant_list_) dd(bits);
+}
+void NestCode::load_other(const Vector& z, int value) {
+  const int access = nest_->access[std::size_t(value)];
+  const auto& cursor = cursors_[std::size_t(access)];
+  const std::int64_t stride = nest_->lane_stride(access);
+  if (cursor.access->iota) {
+    const Reg64 r = loaded(access);
+    if (wide_) {
+      vpbroadcastd(z, r.cvt32());
+    } else {
+      vmovd(Xbyak::Xmm(z.getIdx()), r.cvt32());
+      vpbroadcastd(z, Xbyak::Xmm(z.getIdx()));
+    }
+    if (cursor.offset != 0) vpaddd(z, z, literal(std::uint32_t(cursor.offset)));
+    if (stride != 0) vpaddd(z, z, ptr[rip + lane_table(stride)]);
+    return;
+  }
+  Temporary index(*this);
+  vmovups(index.z, ptr[rip + lane_table(stride)]);
+  all_or_rest();
+  vgatherdps(z | Opmask(scratch_mask),
+             ptr[loaded(access) + index.z * 4 + std::size_t(cursor.offset)]);
+}
+void NestCode::all_or_rest() {
+  if (rest_)
+    kmovw(Opmask(scratch_mask), Opmask(rest_mask));
+  else
+    kxnorw(Opmask(scratch_mask), Opmask(scratch_mask), Opmask(scratch_mask));
+}
+void NestCode::place_leaf(int value) {
+  const Instr& in = nest_->code[std::size_t(value)];
+  auto& place = places_[std::size_t(value)];
+  if (in.code == Code::constant) {
+    const auto bits = in.dtype == DType::f32       ? std::bit_cast<std::uint32_t>(float(in.number))
+                      : in.dtype == DType::boolean ? std::uint32_t(in.integer != 0)
+                                                   : std::uint32_t(in.integer);
+    place = {Place::scalar, constant(bits)};
+    return;
+  }
+  const int access = nest_->access[std::size_t(value)];
+  const std::int64_t stride = nest_->lane_stride(access);
+  place = {in.code == Code::iota ? Place::other
+           : stride == 0         ? Place::scalar
+           : stride == 1         ? Place::array
+                                 : Place::other,
+           access};
+}
+
+// ---- nests ----
+
+void NestCode::emit_nest(const Nest& nest) {
+  nest_ = &nest;
+  begin(nest.dims, nest.vector);
+  std::vector<const NestAccess*> accesses;
+  for (auto& access : nest.accesses) accesses.push_back(&access);
+  start_cursors(accesses);
+  places_.assign(nest.code.size(), {});
+  left_.assign(nest.code.size(), 0);
+  const bool lanes_are_outer = nest.outer > 0 && !nest.reduces(nest.vector);
+  const bool has_outer = std::any_of(nest.code.begin(), nest.code.end(),
+                                     [](auto& in) { return !in.inner || is_reduction(in.code); });
+  if (nest.outer == 0 && !has_outer)
+    return each_position(0, int(dims_.size()), [&] {
+      each_register([&] { emit_values(std::vector<bool>(nest.code.size(), true), nullptr); });
+    });
+  each_position(0, nest.outer, [&] {
+    if (lanes_are_outer)
+      each_register([&] { emit_outer_position(); });
+    else
+      emit_outer_position();
+  });
+}
+void NestCode::begin(const Dims& dims, int vector) {
+  dims_ = dims;
+  vector_ = vector;
+  depth_ = 0;
+  copies_ = 1;
+  rest_ = false;
+  reset_registers();
+}
+void NestCode::reset_registers() {
+  free_all();
+  if (!wide_) free_.reset(rest_lanes);
+}
+
+// Returns the inner instructions that the pass over the inner positions after `level` reductions
+// computes: operands of the next reductions and, in the last pass, of the stores.
+std::vector<bool> NestCode::inner_values(int level, int last_level) const {
+  const auto& code = nest_->code;
+  std::vector<bool> chosen(code.size(), false);
+  bool any = false;
+  for (std::size_t i = code.size(); i-- > 0;) {
+    const bool is_target = is_reduction(code[i].code)
+                               ? nest_->level[i] == level + 1
+                               : is_store(code[i].code) && code[i].inner && level == last_level;
+    if (!is_target && !(chosen[i] && code[i].inner)) continue;
+    chosen[i] = any = true;
+    for (int a : program::operands(code[i]))
+      if (code[std::size_t(a)].inner) chosen[std::size_t(a)] = true;
+  }
+  return any ? chosen : std::vector<bool>();
+}
+void NestCode::emit_outer_position() {
+  const auto& code = nest_->code;
+  const int last_level = *std::max_element(nest_->level.begin(), nest_->level.end());
+  places_.assign(code.size(), {});
+  for (std::size_t i = 0; i < code.size(); ++i) left_[i] = code[i].inner ? 0 : pinned;
+  for (int level = 0; level <= last_level; ++level) {
+    for (std::size_t i = 0; i < code.size(); ++i)
+      if (!code[i].inner && !is_reduction(code[i].code) && nest_->level[i] == level)
+        emit_instr(int(i));
+    const auto chosen = inner_values(level, last_level);
+    if (chosen.empty()) continue;
+    std::vector<Accumulator> sums;
+    for (std::size_t i = 0; i < code.size(); ++i)
+      if (chosen[i] && is_reduction(code[i].code)) sums.push_back(start(int(i)));
+    const auto values = [&] { emit_values(chosen, &sums); };
+    each_position(nest_->outer, int(dims_.size()), [&] {
+      if (reduces_lanes())
+        each_register(values);
+      else
+        values();
+    });
+    for (auto& sum : sums) finish_reduction(sum);
+  }
+  reset_registers();
+}
+void NestCode::emit_values(const std::vector<bool>& chosen, std::vector<Accumulator>* sums) {
+  const auto& code = nest_->code;
+  for (std::size_t i = 0; i < code.size(); ++i)
+    if (chosen[i] && code[i].inner) left_[i] = 0;
+  for (std::size_t i = 0; i < code.size(); ++i) {
+    if (!chosen[i]) continue;
+    for (int a : program::operands(code[i]))
+      if (left_[std::size_t(a)] < pinned) ++left_[std::size_t(a)];
+  }
+  for (std::size_t i = 0; i < code.size(); ++i) {
+    if (!chosen[i]) continue;
+    if (!is_reduction(code[i].code)) {
+      emit_instr(int(i));
+      continue;
+    }
+    for (auto& sum : *sums)
+      if (sum.value == int(i)) accumulate(sum);
+  }
+}
+void NestCode::emit_instr(int value) {
+  const Instr& in = nest_->code[std::size_t(value)];
+  if (program::is_leaf(in.code)) return place_leaf(value);
+  if (is_store(in.code)) return emit_store(value);
+  PointCode::Op op;
+  std::copy(std::begin(in.args), std::end(in.args), op.args);
+  const auto dtype_of = [&](int a) { return nest_->code[std::size_t(a)].dtype; };
+  const DType first = dtype_of(in.args[0]);
+  if (in.code == Code::cast) {
+    op.action = {PointOp::convert, Code::cast, lane_type_of(first), in.dtype};
+    if (in.dtype != DType::f32 || first == DType::f32) {  // the same bits
+      const Vector x = vector(op.args[0]), z = result(value);
+      vmovaps(z, x);
+      return finish(op);
+    }
+    return make(op, value);
+  }
+  const bool negates = in.code == Code::bit_not && in.dtype == DType::boolean;
+  op.action = {PointOp::code, negates ? Code::logical_not : in.code,
+               lane_type_of(in.code == Code::select ? in.dtype : first), in.dtype};
+  make(op, value);
+}
+void NestCode::emit_store(int value) {
+  const Instr& in = nest_->code[std::size_t(value)];
+  const int access = nest_->access[std::size_t(value)], source = in.args[0];
+  const std::int64_t stride = nest_->lane_stride(access);
+  const bool is_single = !in.inner && reduces_lanes();
+  Vector z = vector(source);
+  std::optional<Temporary> combined;
+  if (in.code != Code::store) {
+    combined.emplace(*this);
+    Temporary before(*this);
+    load_target(before.z, access, stride);
+    if (in.code == Code::store_add) {
+      if (in.view.dtype == DType::f32)
+        vaddps(combined->z, before.z, z);
+      else
+        vpaddd(combined->z, before.z, z);
+    } else {
+      if (in.view.dtype != DType::f32) throw OutOfRegisters();
+      vmovaps(combined->z, before.z);
+      combine(in.code == Code::store_max ? Code::max : Code::min, combined->z, z);
+    }
+    z = combined->z;
+  }
+  if (is_single)
+    vmovss(array_address(access), Xbyak::Xmm(z.getIdx()));
+  else if (stride > 1 || stride < 0)
+    scatter(z, access, stride);
+  else if (!rest_)
+    vmovups(array_address(access), z);
+  else if (wide_)
+    vmovups(array_address(access) | Opmask(rest_mask), z);
+  else
+    vmaskmovps(array_address(access), reg(rest_lanes), z);
+  combined.reset();
+  used(source);
+}
+void NestCode::load_target(const Vector& z, int access, std::int64_t stride) {
+  if (stride == 0) return vbroadcastss(z, dword[scalar_address(access)]);
+  if (stride == 1 && !rest_) return vmovups(z, array_address(access));
+  if (stride == 1 && wide_) return vmovups(z | Opmask(rest_mask) | T_z, array_address(access));
+  if (stride == 1) return vmaskmovps(z, reg(rest_lanes), array_address(access));
+  Temporary index(*this);
+  vmovups(index.z, ptr[rip + lane_table(stride)]);
+  all_or_rest();
+  vgatherdps(z | Opmask(scratch_mask),
+             ptr[loaded(access) + index.z * 4 + std::size_t(cursors_[std::size_t(access)].offset)]);
+}
+void NestCode::scatter(const Vector& z, int access, std::int64_t stride) {
+  Temporary index(*this);
+  vmovups(index.z, ptr[rip + lane_table(stride)]);
+  all_or_rest();
+  vscatterdps(
+      ptr[loaded(access) + index.z * 4 + std::size_t(cursors_[std::size_t(access)].offset)] |
+          Opmask(scratch_mask),
+      Xbyak::Zmm(z.getIdx()));
+}
+
+}  // namespace haliax::cpu
+#endif

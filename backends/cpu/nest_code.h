@@ -1,0 +1,112 @@
+// Machine code of the nests of loop_nest.h.
+#pragma once
+#include <functional>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "loop_nest.h"
+#include "vector_ops.h"
+
+namespace haliax::cpu {
+
+// The registers of a function that runs nests: r15: the Frame; rbx: the addresses of the slots;
+// rbp: the loop variables; r14: constants. rax and rcx are free within an instruction sequence.
+// Each access of a nest has a cursor: its address (or the value of an iota) at the current position
+// of the counted loops, in a register or on the stack.
+class NestCode : public VectorOps {
+ protected:
+  NestCode(std::size_t bytes, bool wide) : VectorOps(bytes, wide) {}
+
+  static constexpr int max_cursors = 48, max_depth = 16;
+  static constexpr int stack_bytes = 8 * (max_cursors + max_depth) + 8;
+
+  void emit_nest(const Nest&);
+  void emit_product(const ProductNest&);
+  // Sets a register to the offset that the terms of a view add, in units of `unit` bytes, plus its
+  // own value.
+  void add_terms(const Xbyak::Reg64& to, const std::vector<program::Term>&, std::int64_t unit);
+  void add_number(const Xbyak::Reg64& to, std::int64_t);
+  void write_tables();
+  void set_constants_register() { lea(r14, ptr[rip + constants_label_]); }
+
+ private:
+  // ---- cursors and counted loops ----
+  struct Cursor {
+    const NestAccess* access = nullptr;
+    std::int64_t unit = 1;    // bytes per element; 1 for an iota
+    std::int64_t offset = 0;  // of the position in unrolled loops
+  };
+  Xbyak::Reg64 cursor_register(int cursor) const;
+  bool is_on_stack(int cursor) const { return cursor >= registers_for_cursors; }
+  Address on_stack(int cursor) { return qword[rsp + 8 * cursor]; }
+  // Returns a register with the cursor: its own, or rax.
+  Xbyak::Reg64 loaded(int cursor);
+  void start_cursors(std::vector<const NestAccess*>);
+  void move_cursors(std::size_t dim, std::int64_t positions);
+  // Runs f at each position of the dims [first, last), but for the dim of the lanes.
+  void each_position(int first, int last, const std::function<void()>& f);
+  // Runs f for the registers along the dim of the lanes.
+  void each_register(const std::function<void()>& f);
+  void counted(std::int64_t count, const std::function<void()>& f);
+  void unrolled(std::size_t dim, std::int64_t positions, const std::function<void()>& f);
+  void set_rest(std::int64_t elements);
+
+  // ---- values ----
+  Address array_address(int access) override;
+  Address bf16_address(int access) override { return array_address(access); }
+  Xbyak::RegExp scalar_address(int scalar) override;
+  void load_other(const Vector&, int value) override;
+  Xbyak::Label& lane_table(std::int64_t stride) { return lane_tables_[stride]; }
+  int constant(std::uint32_t bits);
+
+  // ---- nests ----
+  struct Accumulator {
+    int value;  // the reduction
+    program::Code code;
+    Vector low;
+    std::optional<Vector> high;  // sums: f64, the upper half of the lanes
+  };
+  void begin(const Dims&, int vector);
+  // True if a reduction adds the lanes of a register.
+  bool reduces_lanes() const { return vector_ < 0 || nest_->reduces(vector_); }
+  void reset_registers();
+  void emit_outer_position();
+  // Emits the chosen instructions for one register.
+  void emit_values(const std::vector<bool>& chosen, std::vector<Accumulator>*);
+  void emit_instr(int value);
+  void emit_store(int value);
+  void place_leaf(int value);
+  std::vector<bool> inner_values(int level, int last_level) const;
+  void all_or_rest();
+  void load_target(const Vector&, int access, std::int64_t stride);
+  void scatter(const Vector&, int access, std::int64_t stride);
+
+  // ---- reductions: nest_sums.cpp ----
+  Accumulator start(int value);
+  void accumulate(Accumulator&);
+  void finish_reduction(Accumulator&);
+  void combine_lanes(const Accumulator&);
+  Xbyak::Xmm half(const Vector&) const;
+  void upper_half(const Vector& to, const Vector& z);
+  void combine(program::Code, const Vector& to, const Vector& x);
+
+  // ---- matmuls: nest_sums.cpp ----
+  void emit_columns(const ProductNest&, int columns, std::int64_t rest);
+  void emit_dot(const ProductNest&);
+  void each_product(int first, const std::function<void()>& f);
+
+  static constexpr int registers_for_cursors = 9;
+  std::vector<Cursor> cursors_;
+  Dims dims_;
+  int vector_ = -1;
+  int depth_ = 0;            // counted loops around the current position
+  std::int64_t copies_ = 1;  // copies of the code in the innermost counted loop
+  const Nest* nest_ = nullptr;
+  std::map<std::uint32_t, int> constants_;
+  std::vector<std::uint32_t> constant_list_;
+  std::map<std::int64_t, Xbyak::Label> lane_tables_;
+  Xbyak::Label constants_label_, rest_label_;
+};
+
+}  // namespace haliax::cpu
