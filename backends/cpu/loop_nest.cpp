@@ -14,11 +14,15 @@ using program::Fused;
 using program::Instr;
 
 // limits of a step: below them, a step is faster on one thread than on several
-constexpr std::int64_t most_work = 1 << 16, most_products = 1 << 16;
+constexpr std::int64_t most_work = 1 << 16, most_products = 1 << 18;
 constexpr std::int64_t lanes = 16;
 constexpr std::int64_t far_cost = 8;  // registers, for a register of elements that are far apart
 
 bool has_lane(DType d) { return d == DType::f32 || d == DType::i32 || d == DType::u32; }
+PointOp point_op(const std::vector<Instr>& code, const Instr& in) {
+  const DType first = in.code == Code::select ? in.dtype : code[std::size_t(in.args[0])].dtype;
+  return {PointOp::code, in.code, lane_type_of(first), in.dtype};
+}
 bool is_vector_code(const Fused& f, const Instr& in) {
   const auto operand = [&](int k) -> const Instr& { return f.code[std::size_t(in.args[k])]; };
   if (in.code == Code::load || is_store(in.code))
@@ -29,11 +33,12 @@ bool is_vector_code(const Fused& f, const Instr& in) {
     return in.dtype == DType::f32 && operand(0).dtype == DType::f32 &&
            (in.code == Code::reduce_sum || in.code == Code::reduce_max ||
             in.code == Code::reduce_min);
-  if (in.code == Code::cast)
-    return has_lane(in.dtype) && (in.dtype == DType::f32 || operand(0).dtype != DType::f32);
   if (in.dtype != DType::boolean && !has_lane(in.dtype)) return false;
-  const auto& first = in.code == Code::select ? in : operand(0);
-  return can_assemble(PointOp{PointOp::code, in.code, lane_type_of(first.dtype), in.dtype});
+  for (int a : program::operands(in)) {
+    const DType d = f.code[std::size_t(a)].dtype;
+    if (d != DType::boolean && !has_lane(d)) return false;
+  }
+  return in.code == Code::cast || kernel_of(f.code, in) || can_assemble(point_op(f.code, in));
 }
 
 std::int64_t registers_of(const Dims& dims, int vector) {
@@ -133,6 +138,17 @@ bool choose_lanes(Nest& nest, bool any_stride) {
 
 }  // namespace
 
+Kernel kernel_of(const std::vector<Instr>& code, const Instr& in) {
+  if (is_leaf(in.code) || is_store(in.code) || is_reduction(in.code) || in.code == Code::bitcast ||
+      is_rounding(in.code) || is_float_test(in.code))
+    return nullptr;
+  const PointOp op = point_op(code, in);
+  if (in.code != Code::cast)
+    return can_assemble(op) ? nullptr : kernels().map(in.code, op.from, Shape::vector_vector);
+  const bool is_same = lane_type_of(in.dtype) == op.from || in.dtype == DType::f32;
+  return is_same || in.dtype == DType::boolean ? nullptr : kernels().cast(op.from, in.dtype);
+}
+
 std::int64_t Nest::lane_stride(int access) const {
   return vector < 0 ? 0 : accesses[std::size_t(access)].strides[std::size_t(vector)];
 }
@@ -201,6 +217,9 @@ std::optional<ProductNest> product_nest_of(const program::Contract& c) {
     if (along_k) cost += 8 * program::points(Dims(p.dims.begin(), p.dims.begin() + p.outer));
     if (least >= 0 && cost >= least) return;
     least = cost;
+    for (std::size_t r = 0; r < first_n && !along_k; ++r)
+      if (p.b.strides[r] == 0 && (p.row < 0 || p.dims[r] > p.dims[std::size_t(p.row)]))
+        p.row = int(r);
     best = std::move(p);
   };
   for (std::size_t d = 0; d < s.n.size(); ++d) consider(false, false, d);

@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "kernels.h"
 #include "program/fused.h"
 #include "step.h"
 
@@ -36,11 +37,16 @@ struct Nest {
 // `any_stride`: lanes may be far apart in memory.
 std::optional<Nest> nest_of(const program::Step&, const Context&, bool any_stride);
 
+// Returns the kernel that computes an instruction on the elements of a register, or null: the
+// assembler has code for it, or there is none.
+Kernel kernel_of(const std::vector<program::Instr>&, const program::Instr&);
+
 // A small matmul: out (batch, m, n) = a (batch, m, k) x b (batch, k, n). The lanes are positions
-// along n or along k.
+// along n or along k. With lanes along n, `row` is a dim of m: several rows share the registers of
+// b.
 struct ProductNest {
   Dims dims;  // outer dims: all but k; then the k dims
-  int outer = 0, vector = 0;
+  int outer = 0, vector = 0, row = -1;
   NestAccess a, b, out;  // a has stride 0 along a vector dim of n
   bool accumulate = false;
 };

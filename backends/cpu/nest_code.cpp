@@ -51,13 +51,13 @@ void NestCode::add_terms(const Reg64& to, const std::vector<program::Term>& term
       else
         movsxd(rcx, dword[at]);
       // a free cursor register does not exist here, so the limits are read from memory
-      const auto limit = [&](std::int64_t x) { mov(qword[rsp + stack_bytes - 16], int(x)); };
+      const auto limit = [&](std::int64_t x) { mov(qword[rsp + pointers_at - 8], int(x)); };
       limit(0);
-      cmp(rcx, qword[rsp + stack_bytes - 16]);
-      cmovl(rcx, qword[rsp + stack_bytes - 16]);
+      cmp(rcx, qword[rsp + pointers_at - 8]);
+      cmovl(rcx, qword[rsp + pointers_at - 8]);
       limit(term.limit);
-      cmp(rcx, qword[rsp + stack_bytes - 16]);
-      cmovg(rcx, qword[rsp + stack_bytes - 16]);
+      cmp(rcx, qword[rsp + pointers_at - 8]);
+      cmovg(rcx, qword[rsp + pointers_at - 8]);
     } else if (term.loop >= 0) {
       mov(rcx, qword[rbp + 8 * term.loop]);
     } else {
@@ -123,7 +123,7 @@ void NestCode::counted(std::int64_t count, const std::function<void()>& f) {
   --depth_;
 }
 void NestCode::each_position(int first, int last, const std::function<void()>& f) {
-  if (first == vector_) ++first;
+  while (first == vector_ || first == row_) ++first;
   if (first >= last) return f();
   const auto dim = std::size_t(first);
   const std::int64_t n = dims_[dim];
@@ -142,6 +142,7 @@ void NestCode::each_position(int first, int last, const std::function<void()>& f
 }
 void NestCode::set_rest(std::int64_t elements) {
   rest_ = elements > 0;
+  elements_ = rest_ ? int(elements) : lanes();
   if (!rest_) return;
   if (wide_) {
     mov(eax, (1 << elements) - 1);
@@ -163,8 +164,9 @@ void NestCode::each_register(const std::function<void()>& f) {
   const auto last = [&](std::int64_t positions) {
     set_rest(rest);
     at(positions, f);
-    rest_ = false;
+    set_rest(0);
   };
+  set_rest(0);
   if (copies_ * total <= most_copies) {
     copies_ *= total;
     for (std::int64_t v = 0; v < full; ++v) at(v * width, f);
@@ -280,6 +282,7 @@ void NestCode::emit_nest(const Nest& nest) {
 void NestCode::begin(const Dims& dims, int vector) {
   dims_ = dims;
   vector_ = vector;
+  row_ = -1;
   depth_ = 0;
   copies_ = 1;
   rest_ = false;
@@ -313,6 +316,7 @@ void NestCode::emit_outer_position() {
   places_.assign(code.size(), {});
   for (std::size_t i = 0; i < code.size(); ++i) left_[i] = code[i].inner ? 0 : pinned;
   for (int level = 0; level <= last_level; ++level) {
+    if (reduces_lanes()) elements_ = 1;
     for (std::size_t i = 0; i < code.size(); ++i)
       if (!code[i].inner && !is_reduction(code[i].code) && nest_->level[i] == level)
         emit_instr(int(i));
@@ -359,9 +363,10 @@ void NestCode::emit_instr(int value) {
   std::copy(std::begin(in.args), std::end(in.args), op.args);
   const auto dtype_of = [&](int a) { return nest_->code[std::size_t(a)].dtype; };
   const DType first = dtype_of(in.args[0]);
+  if (const Kernel kernel = kernel_of(nest_->code, in)) return emit_kernel(kernel, op, value);
   if (in.code == Code::cast) {
     op.action = {PointOp::convert, Code::cast, lane_type_of(first), in.dtype};
-    if (in.dtype != DType::f32 || first == DType::f32) {  // the same bits
+    if (lane_type_of(in.dtype) == lane_type_of(first) || in.dtype != DType::f32) {  // the same bits
       const Vector x = vector(op.args[0]), z = result(value);
       vmovaps(z, x);
       return finish(op);

@@ -19,7 +19,9 @@ class NestCode : public VectorOps {
   NestCode(std::size_t bytes, bool wide) : VectorOps(bytes, wide) {}
 
   static constexpr int max_cursors = 48, max_depth = 16;
-  static constexpr int stack_bytes = 8 * (max_cursors + max_depth) + 8;
+  // The stack: cursors and counters, pointers and masks of calls, vectors of calls.
+  static constexpr int pointers_at = 8 * (max_cursors + max_depth), masks_at = pointers_at + 88,
+                       vectors_at = masks_at + 16, stack_bytes = vectors_at + 64 * 37;
 
   void emit_nest(const Nest&);
   void emit_product(const ProductNest&);
@@ -44,7 +46,7 @@ class NestCode : public VectorOps {
   Xbyak::Reg64 loaded(int cursor);
   void start_cursors(std::vector<const NestAccess*>);
   void move_cursors(std::size_t dim, std::int64_t positions);
-  // Runs f at each position of the dims [first, last), but for the dim of the lanes.
+  // Runs f at each position of the dims [first, last), except the dim of the lanes and row_.
   void each_position(int first, int last, const std::function<void()>& f);
   // Runs f for the registers along the dim of the lanes.
   void each_register(const std::function<void()>& f);
@@ -82,6 +84,15 @@ class NestCode : public VectorOps {
   void load_target(const Vector&, int access, std::int64_t stride);
   void scatter(const Vector&, int access, std::int64_t stride);
 
+  // ---- calls: nest_calls.cpp ----
+  void emit_kernel(Kernel, const PointCode::Op&, int value);
+  Address vector_slot(int k);   // operands, the result, registers
+  Address pointer_slot(int k);  // addresses of operands, cursors
+  void save_registers();
+  void restore_registers();
+  void each_live_register(const std::function<void(int)>& f);
+  void each_live_mask(const std::function<void(int)>& f);
+
   // ---- reductions: nest_sums.cpp ----
   Accumulator start(int value);
   void accumulate(Accumulator&);
@@ -92,16 +103,23 @@ class NestCode : public VectorOps {
   void combine(program::Code, const Vector& to, const Vector& x);
 
   // ---- matmuls: nest_sums.cpp ----
-  void emit_columns(const ProductNest&, int columns, std::int64_t rest);
+  void each_block(std::size_t dim, std::int64_t count, std::int64_t width, int most,
+                  const std::function<void(int, bool)>& f);
+  void emit_block(const ProductNest&, int rows, int columns, std::int64_t rest);
+  void store_block(const ProductNest&, const std::vector<Vector>& sums, int rows, int columns,
+                   std::int64_t rest);
+  void load_block(const Vector&, int cursor, int row, int column, bool is_part);
+  Address block_address(int cursor, int row, int column);
   void emit_dot(const ProductNest&);
   void each_product(int first, const std::function<void()>& f);
 
   static constexpr int registers_for_cursors = 9;
   std::vector<Cursor> cursors_;
   Dims dims_;
-  int vector_ = -1;
-  int depth_ = 0;            // counted loops around the current position
-  std::int64_t copies_ = 1;  // copies of the code in the innermost counted loop
+  int vector_ = -1, row_ = -1;  // dims that each_position leaves out
+  int depth_ = 0;               // counted loops around the current position
+  std::int64_t copies_ = 1;     // copies of the code in the innermost counted loop
+  int elements_ = 1;            // of the current register: all of its lanes, or fewer
   const Nest* nest_ = nullptr;
   std::map<std::uint32_t, int> constants_;
   std::vector<std::uint32_t> constant_list_;

@@ -1,6 +1,7 @@
 // Reductions and matmuls of nest_code.h.
 #if defined(HALIAX_XBYAK)
 #include <limits>
+#include <memory>
 
 #include "nest_code.h"
 
@@ -13,8 +14,8 @@ using Xbyak::Zmm;
 
 namespace {
 
-constexpr int most_columns = 8;             // registers of columns at once
-constexpr std::int64_t most_unrolled = 16;  // positions along k
+constexpr int most_columns = 8, most_rows = 4;  // of a block of a matmul
+constexpr std::int64_t most_unrolled = 16;      // positions along k
 
 }  // namespace
 
@@ -141,81 +142,107 @@ void NestCode::combine_lanes(const Accumulator& sum) {
 
 void NestCode::emit_product(const ProductNest& p) {
   begin(p.dims, p.vector);
+  row_ = p.row;
   start_cursors({&p.a, &p.b, &p.out});
   if (p.vector >= p.outer) return each_position(0, p.outer, [&] { emit_dot(p); });
-  const auto dim = std::size_t(p.vector);
-  const std::int64_t width = lanes(), n = dims_[dim], full = n / width, rest = n % width,
-                     total = full + (rest > 0);
+  const auto columns = std::size_t(p.vector), row = std::size_t(p.row);
+  const std::int64_t n = dims_[columns], rows = p.row < 0 ? 1 : dims_[row],
+                     registers = (n + lanes() - 1) / lanes(), rest = n % lanes();
+  // the sums, the columns of b and an element of a fill the registers
+  const int widest = rows == 1 ? most_columns : wide_ ? 4 : 2;
+  const int highest = registers == 1 ? 2 * most_rows : most_rows;
   each_position(0, p.outer, [&] {
-    const std::int64_t blocks = total > most_columns ? full / most_columns : 0;
-    if (blocks > 0) {
-      counted(blocks, [&] {
-        emit_columns(p, most_columns, 0);
-        move_cursors(dim, most_columns * width);
-      });
-    }
-    const std::int64_t left = total - blocks * most_columns;
-    if (left > 0) emit_columns(p, int(left), rest);
-    if (blocks > 0) move_cursors(dim, -blocks * most_columns * width);
+    each_block(row, rows, 1, highest, [&](int r, bool) {
+      each_block(columns, registers, lanes(), widest,
+                 [&](int c, bool is_last) { emit_block(p, r, c, is_last ? rest : 0); });
+    });
   });
 }
-// Computes `columns` registers of a row of the result. The last one has `rest` elements, if it is
-// not full. With few columns, several sums hide the latency of an addition.
-void NestCode::emit_columns(const ProductNest& p, int columns, std::int64_t rest) {
-  const std::int64_t width = lanes();
-  const int sums = columns == 1 ? 4 : columns <= 3 ? 2 : 1;
+// Runs f for blocks of at most `most` units of a dim, of `width` positions each. The last block is
+// emitted apart if it is smaller or has a unit that is not full.
+void NestCode::each_block(std::size_t dim, std::int64_t count, std::int64_t width, int most,
+                          const std::function<void(int, bool)>& f) {
+  if (count <= most) return f(int(count), true);
+  const std::int64_t blocks = (count - 1) / most, moved = blocks * most;
+  counted(blocks, [&] {
+    f(most, false);
+    move_cursors(dim, most * width);
+  });
+  f(int(count - moved), true);
+  move_cursors(dim, -moved * width);
+}
+Xbyak::Address NestCode::block_address(int cursor, int row, int column) {
+  const auto& c = cursors_[std::size_t(cursor)];
+  const std::int64_t rows = row_ < 0 ? 0 : c.access->strides[std::size_t(row_)] * row * c.unit;
+  return ptr[cursor_register(cursor) + std::size_t(c.offset + rows + 4 * lanes() * column)];
+}
+// Computes `rows` times `columns` registers of the result. The last column has `rest` elements, if
+// it is not full. In a small block, several sums hide the latency of an addition.
+void NestCode::emit_block(const ProductNest& p, int rows, int columns, std::int64_t rest) {
+  const int size = rows * columns, sums = size == 1 ? 4 : size <= 3 ? 2 : 1;
   set_rest(rest);
   rest_ = false;
   std::vector<Vector> acc;
-  for (int k = 0; k < sums * columns; ++k) {
+  for (int k = 0; k < sums * size; ++k) {
     acc.push_back(reg(take()));
     bits_xor(acc.back(), acc.back(), acc.back());
   }
-  const auto at = [&](int cursor, int column) {
-    return ptr[cursor_register(cursor) +
-               std::size_t(cursors_[std::size_t(cursor)].offset + 4 * width * column)];
-  };
-  const auto is_part = [&](int column) { return rest > 0 && column == columns - 1; };
   int next = 0;
   const auto multiply = [&] {
-    Temporary x(*this);
-    vbroadcastss(x.z, at(0, 0));
-    for (int c = 0; c < columns; ++c) {
-      const Vector& sum = acc[std::size_t(next * columns + c)];
-      if (!is_part(c)) {
-        vfmadd231ps(sum, x.z, at(1, c));
-      } else if (wide_) {
-        vfmadd231ps(sum | Opmask(rest_mask), x.z, at(1, c));
-      } else {
-        Temporary w(*this);
-        vmaskmovps(w.z, reg(rest_lanes), at(1, c));
-        vfmadd231ps(sum, x.z, w.z);
+    std::vector<std::unique_ptr<Temporary>> b;
+    for (int c = 0; c < columns && (rows > 1 || !wide_); ++c) {
+      b.push_back(std::make_unique<Temporary>(*this));
+      load_block(b.back()->z, 1, 0, c, rest > 0 && c == columns - 1);
+    }
+    for (int r = 0; r < rows; ++r) {
+      Temporary x(*this);
+      vbroadcastss(x.z, block_address(0, r, 0));
+      for (int c = 0; c < columns; ++c) {
+        const Vector& sum = acc[std::size_t(next * size + r * columns + c)];
+        if (!b.empty())
+          vfmadd231ps(sum, x.z, b[std::size_t(c)]->z);
+        else if (rest > 0 && c == columns - 1)
+          vfmadd231ps(sum | Opmask(rest_mask), x.z, block_address(1, 0, c));
+        else
+          vfmadd231ps(sum, x.z, block_address(1, 0, c));
       }
     }
     next = (next + 1) % sums;
   };
   each_product(p.outer, multiply);
-  for (int k = 1; k < sums; ++k)
-    for (int c = 0; c < columns; ++c)
-      vaddps(acc[std::size_t(c)], acc[std::size_t(c)], acc[std::size_t(k * columns + c)]);
-  for (int c = 0; c < columns; ++c) {
-    const Vector& sum = acc[std::size_t(c)];
-    if (!is_part(c)) {
-      if (p.accumulate) vaddps(sum, sum, at(2, c));
-      vmovups(at(2, c), sum);
-    } else if (wide_) {
-      if (p.accumulate) vaddps(sum | Opmask(rest_mask), sum, at(2, c));
-      vmovups(at(2, c) | Opmask(rest_mask), sum);
-    } else {
+  for (int k = size; k < sums * size; ++k)
+    vaddps(acc[std::size_t(k % size)], acc[std::size_t(k % size)], acc[std::size_t(k)]);
+  store_block(p, acc, rows, columns, rest);
+  for (auto& z : acc) free_.set(std::size_t(z.getIdx()));
+}
+void NestCode::load_block(const Vector& z, int cursor, int row, int column, bool is_part) {
+  const auto from = block_address(cursor, row, column);
+  if (!is_part)
+    vmovups(z, from);
+  else if (wide_)
+    vmovups(z | Opmask(rest_mask) | T_z, from);
+  else
+    vmaskmovps(z, reg(rest_lanes), from);
+}
+void NestCode::store_block(const ProductNest& p, const std::vector<Vector>& sums, int rows,
+                           int columns, std::int64_t rest) {
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < columns; ++c) {
+      const Vector& sum = sums[std::size_t(r * columns + c)];
+      const bool is_part = rest > 0 && c == columns - 1;
+      const auto to = block_address(2, r, c);
       if (p.accumulate) {
         Temporary before(*this);
-        vmaskmovps(before.z, reg(rest_lanes), at(2, c));
+        load_block(before.z, 2, r, c, is_part);
         vaddps(sum, sum, before.z);
       }
-      vmaskmovps(at(2, c), reg(rest_lanes), sum);
+      if (!is_part)
+        vmovups(to, sum);
+      else if (wide_)
+        vmovups(to | Opmask(rest_mask), sum);
+      else
+        vmaskmovps(to, reg(rest_lanes), sum);
     }
-  }
-  for (auto& z : acc) free_.set(std::size_t(z.getIdx()));
 }
 // Runs f at each position of the dims that are summed, several positions of the last one per
 // iteration.
