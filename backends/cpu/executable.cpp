@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -162,34 +163,48 @@ class Steps {
 
 std::unique_ptr<CompiledStep> compile_one(const Step&, const Context&);
 
-// Runs the iterations in one function of machine code if there is one, else step by step.
+// The steps of a loop: one function of machine code if there is one, else step by step.
+class LoopBody {
+ public:
+  LoopBody(std::span<const Step> code, const std::vector<Step>& steps, const Context& context)
+      : steps_(&steps), context_(context), function_(compile_steps(code, context, compile_one)) {
+    if (!function_) one_by_one_.emplace(steps, context);
+  }
+  bool has_function(const Frame& frame) const { return function_ && !frame.recorder; }
+  void run_function(Frame& frame) { function_->run(frame); }
+  void run_steps(Frame& frame) {
+    if (!one_by_one_) one_by_one_.emplace(*steps_, context_);  // for a profile
+    one_by_one_->run(frame);
+  }
+
+ private:
+  const std::vector<Step>* steps_;
+  Context context_;
+  std::unique_ptr<StepsFunction> function_;
+  std::optional<Steps> one_by_one_;  // without a function, and for profiles
+};
+
 class LoopStep final : public CompiledStep {
  public:
   LoopStep(const Step& step, const Context& context)
-      : step_(step), context_(context), variable_(step.loop.variable), trips_(step.loop.trips),
-        reverse_(step.loop.reverse) {
+      : variable_(step.loop.variable), trips_(step.loop.trips), reverse_(step.loop.reverse),
+        body_({&step, 1}, step.body, context) {
     if (variable_ < 0 || variable_ >= context.program.loops)
       throw Error("[loop] unknown loop variable");
-    function_ = compile_loop(step, context, compile_one);
-    if (!function_) body_.emplace(step.body, context);
   }
   void run(Frame& frame) override {
-    if (function_ && !frame.recorder) return function_->run(frame);
-    if (!body_) body_.emplace(step_.body, context_);  // for a profile
+    if (body_.has_function(frame)) return body_.run_function(frame);  // of all iterations
     for (std::int64_t iteration = 0; iteration < trips_; ++iteration) {
       frame.loops[variable_] = reverse_ ? trips_ - 1 - iteration : iteration;
-      body_->run(frame);
+      body_.run_steps(frame);
     }
   }
 
  private:
-  const Step& step_;
-  Context context_;
   int variable_;
   std::int64_t trips_;
   bool reverse_;
-  std::unique_ptr<LoopFunction> function_;
-  std::optional<Steps> body_;  // without a function, and for profiles
+  LoopBody body_;
 };
 
 // Runs iterations in parallel: those of one loop, or of loops that are perfectly nested. Each
@@ -216,7 +231,7 @@ class ParallelLoopStep final : public CompiledStep {
     const auto workers = std::clamp<std::int64_t>(
         iterations_, 1, std::min(outermost.loop.parallel_slots, context.workers));
     for (std::int64_t w = 0; w < workers; ++w)
-      workers_.push_back({Steps(nest.back()->body, one_worker),
+      workers_.push_back({LoopBody(nest.back()->body, nest.back()->body, one_worker),
                           std::vector<std::byte*>(program.slots.size() + 1),
                           std::vector<std::int64_t>(static_cast<std::size_t>(program.loops) + 1)});
   }
@@ -238,7 +253,10 @@ class ParallelLoopStep final : public CompiledStep {
                    }
                    Frame mine{state.slots.data(), state.loops.data()};
                    mine.recorder = state.recorder;
-                   state.steps.run(mine);
+                   if (state.body.has_function(mine))
+                     state.body.run_function(mine);
+                   else
+                     state.body.run_steps(mine);
                  });
   }
 
@@ -249,7 +267,7 @@ class ParallelLoopStep final : public CompiledStep {
     bool reverse;
   };
   struct Worker {
-    Steps steps;
+    LoopBody body;
     std::vector<std::byte*> slots;
     std::vector<std::int64_t> loops;
     program::Recorder* recorder = nullptr;

@@ -1,4 +1,4 @@
-// Machine code of loops; see loop_code.h.
+// Machine code of steps; see loop_code.h.
 #include "loop_code.h"
 
 #if defined(HALIAX_XBYAK)
@@ -15,20 +15,18 @@ namespace {
 using program::Kind;
 using program::Step;
 
-// code that fits into the first-level instruction cache, with its constants
+// more than the first-level instruction cache holds
 constexpr std::size_t code_bytes = 1 << 16;
-// iterations of a loop that pay for its code
-constexpr std::int64_t least_trips = 8;
 
-class LoopCode final : public LoopFunction, NestCode {
+class StepsCode final : public StepsFunction, NestCode {
  public:
   // Steps in `refused` are called.
-  LoopCode(const Step& loop, const Context& context, const CompileStep& compile,
-           const std::set<const Step*>& refused, const Step*& current)
-      : NestCode(code_bytes, std::string_view(kernels().name) == "avx512"), context_(context), compile_(compile),
-        refused_(refused), current_(current) {
+  StepsCode(std::span<const Step> steps, const Context& context, const CompileStep& compile,
+            const std::set<const Step*>& refused, const Step*& current)
+      : NestCode(code_bytes, std::string_view(kernels().name) == "avx512"), context_(context),
+        compile_(compile), refused_(refused), current_(current) {
     enter();
-    emit_loop(loop);
+    emit_steps(steps);
     leave();
     write_tables();
     setProtectModeRE();
@@ -41,7 +39,7 @@ class LoopCode final : public LoopFunction, NestCode {
 
  private:
   struct Call {
-    LoopCode* loop;
+    StepsCode* code;
     std::unique_ptr<CompiledStep> step;
   };
   // An exception must not pass through the emitted code, which has no unwind tables.
@@ -50,7 +48,7 @@ class LoopCode final : public LoopFunction, NestCode {
       call->step->run(*frame);
       return 0;
     } catch (...) {
-      call->loop->error_ = std::current_exception();
+      call->code->error_ = std::current_exception();
       return 1;
     }
   }
@@ -71,7 +69,7 @@ class LoopCode final : public LoopFunction, NestCode {
     for (auto& r : {r15, r14, r13, r12, rbp, rbx}) pop(r);
     ret();
   }
-  void emit_steps(const std::vector<Step>& steps) {
+  void emit_steps(std::span<const Step> steps) {
     for (const Step& step : steps) {
       current_ = &step;
       emit_step(step);
@@ -106,6 +104,7 @@ class LoopCode final : public LoopFunction, NestCode {
   void emit_loop(const Step& step) {
     const program::Loop& loop = step.loop;
     if (loop.trips == 0) return;
+    if (loop.trips > INT32_MAX) throw OutOfRegisters();
     const auto variable = qword[rbp + 8 * loop.variable];
     Xbyak::Label start;
     mov(variable, int(loop.reverse ? loop.trips - 1 : 0));
@@ -154,15 +153,14 @@ class LoopCode final : public LoopFunction, NestCode {
 
 }  // namespace
 
-std::unique_ptr<LoopFunction> compile_loop(const Step& step, const Context& context,
-                                           const CompileStep& compile) {
-  if (!can_assemble() || step.loop.trips < least_trips || step.loop.trips > INT32_MAX)
-    return nullptr;
+std::unique_ptr<StepsFunction> compile_steps(std::span<const Step> steps, const Context& context,
+                                             const CompileStep& compile) {
+  if (!can_assemble()) return nullptr;
   std::set<const Step*> refused;
   for (;;) {
     const Step* current = nullptr;
     try {
-      auto code = std::make_unique<LoopCode>(step, context, compile, refused, current);
+      auto code = std::make_unique<StepsCode>(steps, context, compile, refused, current);
       return code->has_small_steps() ? std::move(code) : nullptr;
     } catch (const OutOfRegisters&) {
       if (!current || !refused.insert(current).second) return nullptr;
@@ -176,8 +174,8 @@ std::unique_ptr<LoopFunction> compile_loop(const Step& step, const Context& cont
 
 #else
 namespace haliax::cpu {
-std::unique_ptr<LoopFunction> compile_loop(const program::Step&, const Context&,
-                                           const CompileStep&) {
+std::unique_ptr<StepsFunction> compile_steps(std::span<const program::Step>, const Context&,
+                                             const CompileStep&) {
   return nullptr;
 }
 }  // namespace haliax::cpu

@@ -258,6 +258,7 @@ void NestCode::place_leaf(int value) {
 // ---- nests ----
 
 void NestCode::emit_nest(const Nest& nest) {
+  if (nest.code.empty()) return;
   nest_ = &nest;
   begin(nest.dims, nest.vector);
   std::vector<const NestAccess*> accesses;

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "loop_nest.h"
@@ -63,11 +64,14 @@ class NestCode : public VectorOps {
   int constant(std::uint32_t bits);
 
   // ---- nests ----
+  // Sums of f32 values in f64: of the lower and the upper half of the lanes.
+  struct WideSum {
+    Vector low, high;
+  };
   struct Accumulator {
     int value;  // the reduction
     program::Code code;
-    Vector low;
-    std::optional<Vector> high;  // sums: f64, the upper half of the lanes
+    WideSum sum;  // max and min: f32 in `low` only
   };
   void begin(const Dims&, int vector);
   // True if a reduction adds the lanes of a register.
@@ -102,16 +106,33 @@ class NestCode : public VectorOps {
   void upper_half(const Vector& to, const Vector& z);
   void combine(program::Code, const Vector& to, const Vector& x);
 
+  WideSum zero_sum();
+  void add_wide(const WideSum&, const Vector&);
+  void narrow(const WideSum&);
+  void add_lanes(const WideSum&);
+
   // ---- matmuls: nest_sums.cpp ----
+  // Registers of the result: the last column has `rest` elements, if it is not full.
+  struct ProductBlock {
+    int rows, columns;
+    std::int64_t rest;
+    bool is_part(int column) const { return rest > 0 && column == columns - 1; }
+  };
   void each_block(std::size_t dim, std::int64_t count, std::int64_t width, int most,
                   const std::function<void(int, bool)>& f);
-  void emit_block(const ProductNest&, int rows, int columns, std::int64_t rest);
-  void store_block(const ProductNest&, const std::vector<Vector>& sums, int rows, int columns,
-                   std::int64_t rest);
-  void load_block(const Vector&, int cursor, int row, int column, bool is_part);
-  Address block_address(int cursor, int row, int column);
-  void emit_dot(const ProductNest&);
   void each_product(int first, const std::function<void()>& f);
+  void emit_block(const ProductNest&, const ProductBlock&);
+  void add_products(const ProductBlock&, std::span<const WideSum>);
+  void emit_dot(const ProductNest&);
+  // A register of memory, converted to f64.
+  struct Widened {
+    Temporary low, high;
+    Widened(NestCode&, const Address&, bool is_part);
+  };
+  void load_part(const Vector&, const Address&);
+  void load_block(const Vector&, int cursor, int row, int column, bool is_part);
+  void store_block(const Vector&, int row, int column, bool is_part);
+  Address block_address(int cursor, int row, int column);
 
   static constexpr int registers_for_cursors = 9;
   std::vector<Cursor> cursors_;

@@ -1,5 +1,6 @@
 // Reductions and matmuls of nest_code.h.
 #if defined(HALIAX_XBYAK)
+#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -14,24 +15,64 @@ using Xbyak::Zmm;
 
 namespace {
 
-constexpr int most_columns = 8, most_rows = 4;  // of a block of a matmul
-constexpr std::int64_t most_unrolled = 16;      // positions along k
+constexpr std::int64_t most_unrolled = 16;  // positions along k
 
 }  // namespace
 
 // ---- reductions: sums in f64, rounded once ----
 
 NestCode::Accumulator NestCode::start(int value) {
-  Accumulator sum{value, nest_->code[std::size_t(value)].code, reg(take()), {}};
+  Accumulator sum{value, nest_->code[std::size_t(value)].code, {Vector(0), Vector(0)}};
   if (sum.code == Code::reduce_sum) {
-    sum.high.emplace(reg(take()));
-    bits_xor(sum.low, sum.low, sum.low);
-    bits_xor(*sum.high, *sum.high, *sum.high);
+    sum.sum = zero_sum();
   } else {
     const float infinity = std::numeric_limits<float>::infinity();
-    vbroadcastss(sum.low, at(sum.code == Code::reduce_max ? -infinity : infinity));
+    sum.sum.low = reg(take());
+    vbroadcastss(sum.sum.low, at(sum.code == Code::reduce_max ? -infinity : infinity));
   }
   return sum;
+}
+NestCode::WideSum NestCode::zero_sum() {
+  WideSum sum{reg(take()), reg(take())};
+  for (const Vector& z : {sum.low, sum.high}) bits_xor(z, z, z);
+  return sum;
+}
+void NestCode::add_wide(const WideSum& sum, const Vector& x) {
+  Temporary t(*this);
+  vcvtps2pd(t.z, half(x));
+  vaddpd(sum.low, sum.low, t.z);
+  upper_half(t.z, x);
+  vcvtps2pd(t.z, half(t.z));
+  vaddpd(sum.high, sum.high, t.z);
+}
+// Rounds the sums to f32, in the register `low`.
+void NestCode::narrow(const WideSum& sum) {
+  vcvtpd2ps(half(sum.low), sum.low);
+  vcvtpd2ps(half(sum.high), sum.high);
+  const int low = sum.low.getIdx(), high = sum.high.getIdx();
+  if (wide_)
+    vinsertf64x4(Zmm(low), Zmm(low), Ymm(high), 1);
+  else
+    vinsertf128(Ymm(low), Ymm(low), Xmm(high), 1);
+  free_.set(std::size_t(high));
+}
+// Adds the sums of all lanes and rounds once, in each lane of the register `low`.
+void NestCode::add_lanes(const WideSum& sum) {
+  const Xmm x(sum.low.getIdx()), y(sum.high.getIdx());
+  vaddpd(sum.low, sum.low, sum.high);
+  if (wide_) {
+    upper_half(sum.high, sum.low);
+    vaddpd(Ymm(x.getIdx()), Ymm(x.getIdx()), Ymm(y.getIdx()));
+    vextractf32x4(y, Ymm(x.getIdx()), 1);
+  } else {
+    vextractf128(y, Ymm(x.getIdx()), 1);
+  }
+  vaddpd(x, x, y);
+  vunpckhpd(y, x, x);
+  vaddsd(x, x, y);
+  vcvtsd2ss(x, x, x);
+  vbroadcastss(sum.low, x);
+  free_.set(std::size_t(y.getIdx()));
 }
 // Returns the register of half as many bits.
 Xmm NestCode::half(const Vector& z) const {
@@ -60,16 +101,10 @@ void NestCode::accumulate(Accumulator& sum) {
       vblendvps(cleared->z, cleared->z, x, reg(rest_lanes));
     x = cleared->z;
   }
-  if (sum.code == Code::reduce_sum) {
-    Temporary t(*this);
-    vcvtps2pd(t.z, half(x));
-    vaddpd(sum.low, sum.low, t.z);
-    upper_half(t.z, x);
-    vcvtps2pd(t.z, half(t.z));
-    vaddpd(*sum.high, *sum.high, t.z);
-  } else {
-    combine(sum.code == Code::reduce_max ? Code::max : Code::min, sum.low, x);
-  }
+  if (sum.code == Code::reduce_sum)
+    add_wide(sum.sum, x);
+  else
+    combine(sum.code == Code::reduce_max ? Code::max : Code::min, sum.sum.low, x);
   cleared.reset();
   used(source);
 }
@@ -91,41 +126,17 @@ void NestCode::combine(Code code, const Vector& to, const Vector& x) {
   }
 }
 void NestCode::finish_reduction(Accumulator& sum) {
-  const Vector z = sum.low;
-  if (sum.code != Code::reduce_sum) {
-    if (reduces_lanes()) combine_lanes(sum);
-  } else if (reduces_lanes()) {
-    const Vector& other = *sum.high;
-    const Xmm x(z.getIdx()), y(other.getIdx());
-    vaddpd(z, z, other);
-    if (wide_) {
-      upper_half(other, z);
-      vaddpd(Ymm(x.getIdx()), Ymm(x.getIdx()), Ymm(y.getIdx()));
-      vextractf32x4(y, Ymm(x.getIdx()), 1);
-    } else {
-      vextractf128(y, Ymm(x.getIdx()), 1);
-    }
-    vaddpd(x, x, y);
-    vunpckhpd(y, x, x);
-    vaddsd(x, x, y);
-    vcvtsd2ss(x, x, x);
-    vbroadcastss(z, x);
-  } else {
-    vcvtpd2ps(half(z), z);
-    vcvtpd2ps(half(*sum.high), *sum.high);
-    if (wide_)
-      vinsertf64x4(Zmm(z.getIdx()), Zmm(z.getIdx()), Ymm(sum.high->getIdx()), 1);
-    else
-      vinsertf128(Ymm(z.getIdx()), Ymm(z.getIdx()), Xmm(sum.high->getIdx()), 1);
-  }
-  if (sum.high) free_.set(std::size_t(sum.high->getIdx()));
-  places_[std::size_t(sum.value)] = {Place::vector, z.getIdx()};
+  if (sum.code == Code::reduce_sum)
+    reduces_lanes() ? add_lanes(sum.sum) : narrow(sum.sum);
+  else if (reduces_lanes())
+    combine_lanes(sum);
+  places_[std::size_t(sum.value)] = {Place::vector, sum.sum.low.getIdx()};
 }
 void NestCode::combine_lanes(const Accumulator& sum) {
   const Code code = sum.code == Code::reduce_max ? Code::max : Code::min;
   Temporary t(*this);
-  const Xmm x(sum.low.getIdx()), y(t.z.getIdx());
-  upper_half(t.z, sum.low);
+  const Xmm x(sum.sum.low.getIdx()), y(t.z.getIdx());
+  upper_half(t.z, sum.sum.low);
   if (wide_) {
     combine(code, Ymm(x.getIdx()), Ymm(y.getIdx()));
     vextractf32x4(y, Ymm(x.getIdx()), 1);
@@ -135,10 +146,10 @@ void NestCode::combine_lanes(const Accumulator& sum) {
   combine(code, x, y);
   vpermilps(y, x, 0xb1);
   combine(code, x, y);
-  vbroadcastss(sum.low, x);
+  vbroadcastss(sum.sum.low, x);
 }
 
-// ---- matmuls ----
+// ---- matmuls: products and sums in f64, rounded once, as those that are called ----
 
 void NestCode::emit_product(const ProductNest& p) {
   begin(p.dims, p.vector);
@@ -148,18 +159,19 @@ void NestCode::emit_product(const ProductNest& p) {
   const auto columns = std::size_t(p.vector), row = std::size_t(p.row);
   const std::int64_t n = dims_[columns], rows = p.row < 0 ? 1 : dims_[row],
                      registers = (n + lanes() - 1) / lanes(), rest = n % lanes();
-  // the sums, the columns of b and an element of a fill the registers
-  const int widest = rows == 1 ? most_columns : wide_ ? 4 : 2;
-  const int highest = registers == 1 ? 2 * most_rows : most_rows;
+  // a register of results takes two of f64
+  const int most = wide_ ? 8 : 4, highest = registers == 1 ? most : 2;
+  const int widest = rows == 1 ? most : most / 2;
   each_position(0, p.outer, [&] {
     each_block(row, rows, 1, highest, [&](int r, bool) {
-      each_block(columns, registers, lanes(), widest,
-                 [&](int c, bool is_last) { emit_block(p, r, c, is_last ? rest : 0); });
+      each_block(columns, registers, lanes(), widest, [&](int c, bool is_last) {
+        emit_block(p, {r, c, is_last ? rest : 0});
+      });
     });
   });
 }
 // Runs f for blocks of at most `most` units of a dim, of `width` positions each. The last block is
-// emitted apart if it is smaller or has a unit that is not full.
+// emitted apart, as it may be smaller or have a unit that is not full.
 void NestCode::each_block(std::size_t dim, std::int64_t count, std::int64_t width, int most,
                           const std::function<void(int, bool)>& f) {
   if (count <= most) return f(int(count), true);
@@ -176,73 +188,94 @@ Xbyak::Address NestCode::block_address(int cursor, int row, int column) {
   const std::int64_t rows = row_ < 0 ? 0 : c.access->strides[std::size_t(row_)] * row * c.unit;
   return ptr[cursor_register(cursor) + std::size_t(c.offset + rows + 4 * lanes() * column)];
 }
-// Computes `rows` times `columns` registers of the result. The last column has `rest` elements, if
-// it is not full. In a small block, several sums hide the latency of an addition.
-void NestCode::emit_block(const ProductNest& p, int rows, int columns, std::int64_t rest) {
-  const int size = rows * columns, sums = size == 1 ? 4 : size <= 3 ? 2 : 1;
-  set_rest(rest);
+void NestCode::emit_block(const ProductNest& p, const ProductBlock& block) {
+  set_rest(block.rest);
   rest_ = false;
-  std::vector<Vector> acc;
-  for (int k = 0; k < sums * size; ++k) {
-    acc.push_back(reg(take()));
-    bits_xor(acc.back(), acc.back(), acc.back());
+  // in a small block, several sums hide the latency of an addition
+  const int size = block.rows * block.columns, sets = size == 1 ? 4 : size <= 3 ? 2 : 1;
+  std::vector<WideSum> sums;
+  for (int k = 0; k < sets * size; ++k) sums.push_back(zero_sum());
+  int set = 0;
+  each_product(p.outer, [&] {
+    add_products(block, std::span(sums).subspan(std::size_t(set * size), std::size_t(size)));
+    set = (set + 1) % sets;
+  });
+  for (std::size_t k = std::size_t(size); k < sums.size(); ++k) {
+    const WideSum& total = sums[k % std::size_t(size)];
+    vaddpd(total.low, total.low, sums[k].low);
+    vaddpd(total.high, total.high, sums[k].high);
+    free_.set(std::size_t(sums[k].low.getIdx()));
+    free_.set(std::size_t(sums[k].high.getIdx()));
   }
-  int next = 0;
-  const auto multiply = [&] {
-    std::vector<std::unique_ptr<Temporary>> b;
-    for (int c = 0; c < columns && (rows > 1 || !wide_); ++c) {
-      b.push_back(std::make_unique<Temporary>(*this));
-      load_block(b.back()->z, 1, 0, c, rest > 0 && c == columns - 1);
-    }
-    for (int r = 0; r < rows; ++r) {
-      Temporary x(*this);
-      vbroadcastss(x.z, block_address(0, r, 0));
-      for (int c = 0; c < columns; ++c) {
-        const Vector& sum = acc[std::size_t(next * size + r * columns + c)];
-        if (!b.empty())
-          vfmadd231ps(sum, x.z, b[std::size_t(c)]->z);
-        else if (rest > 0 && c == columns - 1)
-          vfmadd231ps(sum | Opmask(rest_mask), x.z, block_address(1, 0, c));
-        else
-          vfmadd231ps(sum, x.z, block_address(1, 0, c));
+  for (int r = 0; r < block.rows; ++r)
+    for (int c = 0; c < block.columns; ++c) {
+      const WideSum& sum = sums[std::size_t(r * block.columns + c)];
+      narrow(sum);
+      if (p.accumulate) {
+        Temporary before(*this);
+        load_block(before.z, 2, r, c, block.is_part(c));
+        vaddps(sum.low, sum.low, before.z);
       }
+      store_block(sum.low, r, c, block.is_part(c));
+      free_.set(std::size_t(sum.low.getIdx()));
     }
-    next = (next + 1) % sums;
-  };
-  each_product(p.outer, multiply);
-  for (int k = size; k < sums * size; ++k)
-    vaddps(acc[std::size_t(k % size)], acc[std::size_t(k % size)], acc[std::size_t(k)]);
-  store_block(p, acc, rows, columns, rest);
-  for (auto& z : acc) free_.set(std::size_t(z.getIdx()));
 }
-void NestCode::load_block(const Vector& z, int cursor, int row, int column, bool is_part) {
-  const auto from = block_address(cursor, row, column);
-  if (!is_part)
-    vmovups(z, from);
-  else if (wide_)
+// Adds the products at one position of k.
+void NestCode::add_products(const ProductBlock& block, std::span<const WideSum> sums) {
+  std::vector<std::unique_ptr<Widened>> b;
+  for (int c = 0; c < block.columns && block.rows > 1; ++c)
+    b.push_back(std::make_unique<Widened>(*this, block_address(1, 0, c), block.is_part(c)));
+  for (int r = 0; r < block.rows; ++r) {
+    Temporary x(*this);
+    if (wide_) {
+      vcvtps2pd(x.z, ptr_b[block_address(0, r, 0).getRegExp()]);
+    } else {
+      vbroadcastss(half(x.z), block_address(0, r, 0));
+      vcvtps2pd(x.z, half(x.z));
+    }
+    for (int c = 0; c < block.columns; ++c) {
+      const WideSum& sum = sums[std::size_t(r * block.columns + c)];
+      if (block.rows > 1) {
+        vfmadd231pd(sum.low, x.z, b[std::size_t(c)]->low.z);
+        vfmadd231pd(sum.high, x.z, b[std::size_t(c)]->high.z);
+        continue;
+      }
+      const Widened w(*this, block_address(1, 0, c), block.is_part(c));
+      vfmadd231pd(sum.low, x.z, w.low.z);
+      vfmadd231pd(sum.high, x.z, w.high.z);
+    }
+  }
+}
+NestCode::Widened::Widened(NestCode& code, const Address& from, bool is_part)
+    : low(code), high(code) {
+  if (is_part) {
+    code.load_part(low.z, from);
+    code.upper_half(high.z, low.z);
+    code.vcvtps2pd(high.z, code.half(high.z));
+    code.vcvtps2pd(low.z, code.half(low.z));
+  } else {
+    code.vcvtps2pd(low.z, from);
+    code.vcvtps2pd(high.z, code.ptr[from.getRegExp() + std::size_t(2 * code.lanes())]);
+  }
+}
+void NestCode::load_part(const Vector& z, const Address& from) {
+  if (wide_)
     vmovups(z | Opmask(rest_mask) | T_z, from);
   else
     vmaskmovps(z, reg(rest_lanes), from);
 }
-void NestCode::store_block(const ProductNest& p, const std::vector<Vector>& sums, int rows,
-                           int columns, std::int64_t rest) {
-  for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < columns; ++c) {
-      const Vector& sum = sums[std::size_t(r * columns + c)];
-      const bool is_part = rest > 0 && c == columns - 1;
-      const auto to = block_address(2, r, c);
-      if (p.accumulate) {
-        Temporary before(*this);
-        load_block(before.z, 2, r, c, is_part);
-        vaddps(sum, sum, before.z);
-      }
-      if (!is_part)
-        vmovups(to, sum);
-      else if (wide_)
-        vmovups(to | Opmask(rest_mask), sum);
-      else
-        vmaskmovps(to, reg(rest_lanes), sum);
-    }
+void NestCode::load_block(const Vector& z, int cursor, int row, int column, bool is_part) {
+  const auto from = block_address(cursor, row, column);
+  is_part ? load_part(z, from) : vmovups(z, from);
+}
+void NestCode::store_block(const Vector& z, int row, int column, bool is_part) {
+  const auto to = block_address(2, row, column);
+  if (!is_part)
+    vmovups(to, z);
+  else if (wide_)
+    vmovups(to | Opmask(rest_mask), z);
+  else
+    vmaskmovps(to, reg(rest_lanes), z);
 }
 // Runs f at each position of the dims that are summed, several positions of the last one per
 // iteration.
@@ -251,66 +284,34 @@ void NestCode::each_product(int first, const std::function<void()>& f) {
   if (first > last) return f();
   each_position(first, last, [&] {
     const auto dim = std::size_t(last);
-    const std::int64_t n = dims_[dim], at_once = n <= most_unrolled ? n : most_unrolled / 2,
-                       iterations = n / at_once;
+    const std::int64_t n = dims_[dim], at_once = std::min(n, most_unrolled),
+                       iterations = n / at_once, moved = n > at_once ? iterations * at_once : 0;
     const auto several = [&](std::int64_t count) {
       for (std::int64_t k = 0; k < count; ++k) unrolled(dim, k, f);
     };
-    if (iterations == 1) {
+    counted(iterations, [&] {
       several(at_once);
-    } else {
-      counted(iterations, [&] {
-        several(at_once);
-        move_cursors(dim, at_once);
-      });
-      several(n - iterations * at_once);
-      move_cursors(dim, -iterations * at_once);
-      return;
-    }
-    if (n > at_once) unrolled(dim, at_once, [&] { several(n - at_once); });
+      if (moved > 0) move_cursors(dim, at_once);
+    });
+    if (moved > 0) several(n - moved);
+    if (moved > 0) move_cursors(dim, -moved);
   });
 }
 // Computes one element of the result, with the lanes along k.
 void NestCode::emit_dot(const ProductNest& p) {
-  std::vector<Vector> acc;
-  for (int k = 0; k < 2; ++k) {
-    acc.push_back(reg(take()));
-    bits_xor(acc.back(), acc.back(), acc.back());
-  }
-  int next = 0;
+  const WideSum sum = zero_sum();
   each_position(p.outer, int(dims_.size()), [&] {
     each_register([&] {
-      const Vector& sum = acc[std::size_t(next)];
-      next = 1 - next;
-      Temporary x(*this);
-      load_target(x.z, 0, 1);
-      if (!rest_) {
-        vfmadd231ps(sum, x.z, array_address(1));
-      } else if (wide_) {
-        vfmadd231ps(sum | Opmask(rest_mask), x.z, array_address(1));
-      } else {
-        Temporary y(*this);
-        load_target(y.z, 1, 1);
-        vfmadd231ps(sum, x.z, y.z);
-      }
+      const Widened x(*this, array_address(0), rest_), y(*this, array_address(1), rest_);
+      vfmadd231pd(sum.low, x.low.z, y.low.z);
+      vfmadd231pd(sum.high, x.high.z, y.high.z);
     });
   });
-  const Vector &z = acc[0], &t = acc[1];
-  const Xmm x(z.getIdx()), y(t.getIdx());
-  vaddps(z, z, t);
-  upper_half(t, z);
-  if (wide_) {
-    vaddps(Ymm(x.getIdx()), Ymm(x.getIdx()), Ymm(y.getIdx()));
-    vextractf32x4(y, Ymm(x.getIdx()), 1);
-  }
-  vaddps(x, x, y);
-  vpermilps(y, x, 0x4e);
-  vaddps(x, x, y);
-  vpermilps(y, x, 0xb1);
-  vaddss(x, x, y);
+  add_lanes(sum);
+  const Xmm x(sum.low.getIdx());
   if (p.accumulate) vaddss(x, x, array_address(2));
   vmovss(array_address(2), x);
-  for (auto& r : acc) free_.set(std::size_t(r.getIdx()));
+  free_.set(std::size_t(sum.low.getIdx()));
 }
 
 }  // namespace haliax::cpu
