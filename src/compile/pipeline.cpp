@@ -100,6 +100,8 @@ const Pass kPasses[] = {
        if (c.options.device && c.options.device->supports({.kind = program::Kind::custom}))
          c.roots = first_positions(c.roots);
      }},
+    {"split_carries", "carries the parts of a concatenation", Stage::device, true,
+     [](Compilation& c) { rewrite(c, split_carries); }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device,
      true, [](Compilation& c) { rewrite(c, accumulate_updates); }},
     {"early_exit", "ends iterations, or parts, that masks set to zero", Stage::device, true,

@@ -49,6 +49,24 @@ NodePtr block_of(const NodePtr& x, std::vector<Block> blocks) {
   return out;
 }
 
+NodePtr slice_of_segment(const Node& n, const NodePtr& joined) {
+  if (n.op != &kSlice || n.in.size() > 1) return nullptr;
+  if (joined->op->kind != Kind::step || !joined->op->segments) return nullptr;
+  const auto c = SliceAttr::of(n);
+  const auto segments = joined->op->segments(*joined);
+  if (AlongAttr::of(*joined).axis != c.axis || segments.size() != joined->in.size()) return nullptr;
+  const auto [first, last] = std::minmax({c.start, c.start + (c.size - 1) * c.step});
+  for (auto& s : segments) {
+    if (first < s.to || last >= s.to + s.size) continue;
+    const NodePtr& part = joined->in[s.operand];
+    if (!find(*part, c.axis)) return fit(part, n.axes);
+    return slice(part,
+                 {c.axis, s.from + (c.start - s.to) * s.step, c.size, c.step * s.step, c.drop},
+                 nullptr);
+  }
+  return nullptr;
+}
+
 NodePtr Blocks::operator()(const NodePtr& x, std::vector<Block> blocks) {
   drop_others(blocks, x->axes);
   if (blocks.empty()) return x;

@@ -18,8 +18,11 @@ NodePtr where_in_range(const Node& gather, const Nodes& in, const NodePtr& picke
 // Returns a block of a value: a position counts from the start of its block, and any other value is
 // sliced. Blocks of axes that the value lacks are ignored.
 NodePtr block_of(const NodePtr&, std::vector<Block>);
+// Returns the value of a slice of `joined` without the join, if it reads within one operand of a
+// concatenation or within an array that is placed among zeros; else null.
+NodePtr slice_of_segment(const Node& slice, const NodePtr& joined);
 
-// The same, but a `recomputed` node becomes the op on blocks of its operands.
+// As block_of, but a `recomputed` node becomes the op on blocks of its operands.
 class Blocks {
  public:
   explicit Blocks(std::function<bool(const NodePtr&)> recomputed)

@@ -280,6 +280,16 @@ const std::vector<PassExample> examples{
      {{"x", {B, Axis("n", 16)}}},
      [](const Leaves& in) { return Leaves{slice(argsort(in[0], "n"), "n", 0, 2)}; },
      {.has_device = true}},
+    {"split_carries",
+     "four steps of (x, v) -> (x + v, v - x), stacked along s",
+     {{"state", {A, Axis("s", 2)}}},
+     [](const Leaves& in) {
+       auto step = [](const NamedArray& state, const NamedArray&) {
+         auto x = state[{"s", 0}], v = state[{"s", 1}];
+         return state + stack("s", {v, -x});
+       };
+       return Leaves{fold(step, "time")(in[0], arange(Axis("time", 4)))};
+     }},
     {"accumulate_updates",
      "g plus the gradient of sum(take(table, \"n\", ids)) by the table",
      {{"table", {N, A}}, {"ids", {B}, {}, DType::i32}, {"g", {N, A}}},

@@ -22,6 +22,8 @@ Nodes merge_loops(Nodes roots);
 Nodes merge_carried(Nodes roots);
 Nodes accumulate_sums(Nodes roots);     // loop sum + array: the sum starts from the array
 Nodes accumulate_updates(Nodes roots);  // array + scatter into zeros: scatters into the array
+// Carries the parts of a concatenation in place of the concatenation.
+Nodes split_carries(Nodes roots);
 bool depends_on(const NodePtr&, const NodePtr& goal);
 // Returns the index of this result in the loop. Adds the result unless the loop has an equal one.
 std::size_t add_result(Loop&, const LoopResult&);

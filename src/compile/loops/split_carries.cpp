@@ -1,0 +1,182 @@
+// Carries the parts of a concatenation in place of the concatenation, so that no iteration writes
+// the parts next to each other to read them apart. An example is the state of a simulation that
+// stacks the derivatives of its variables.
+#include <algorithm>
+#include <set>
+
+#include "compile/loops/loops.h"
+#include "ops/attr.h"
+#include "ops/block.h"
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+constexpr std::size_t most_parts = 8;
+constexpr std::int64_t least_trips = 4;  // fewer do not pay for the concatenation at the end
+
+bool is_elementwise(const Node& n) { return n.op->kind == Kind::map; }
+// True for an op that writes operands next to each other, at fixed positions.
+bool joins(const Node& n) {
+  return n.op->segments && n.op->kind == Kind::step && n.op->segments(n).size() == n.in.size();
+}
+// Returns the block that a node reads of its operand, if it is a slice at fixed positions.
+std::optional<Block> block_read(const Node& n) {
+  if (!n.op->segments || n.op->kind != Kind::view || n.in.size() != 1) return {};
+  const Name axis = AlongAttr::of(n).axis;
+  const auto segments = n.op->segments(n);
+  if (segments.size() != 1 || segments[0].step != 1) return {};
+  return Block{axis, prim::integer(segments[0].from, DType::i32), segments[0].size,
+               !has(n.axes, axis)};
+}
+
+struct Parts {
+  Name axis;
+  std::set<std::int64_t> starts;
+  std::int64_t size = 0;
+  // A part of one position lacks the axis.
+  std::vector<Block> blocks() const {
+    std::vector<Block> out;
+    for (auto start = starts.begin(); start != starts.end(); ++start) {
+      const auto end = std::next(start) == starts.end() ? size : *std::next(start);
+      out.push_back({axis, prim::integer(*start, DType::i32), end - *start, end - *start == 1});
+    }
+    return out;
+  }
+};
+
+// Finds the parts of an elementwise function of concatenations along one axis.
+std::optional<Parts> parts_of(const NodePtr& value) {
+  std::optional<Parts> parts;
+  std::unordered_set<const Node*> seen;
+  Nodes open{value};
+  while (!open.empty()) {
+    const NodePtr n = open.back();
+    open.pop_back();
+    if (!seen.insert(n.get()).second) continue;
+    if (is_elementwise(*n)) {
+      open.insert(open.end(), n->in.begin(), n->in.end());
+    } else if (joins(*n)) {
+      const Name axis = AlongAttr::of(*n).axis;
+      if (!parts) parts = Parts{axis, {0}, find_axis(n->axes, axis)->size};
+      if (parts->axis != axis || !has(value->axes, axis)) continue;
+      for (auto& s : n->op->segments(*n))
+        for (auto end : {s.to, s.to + s.size})
+          if (end < parts->size) parts->starts.insert(end);
+    }
+  }
+  const bool fits = parts && parts->starts.size() > 1 && parts->starts.size() <= most_parts;
+  return fits ? parts : std::nullopt;
+}
+
+Axes axes_of_part(Axes axes, const Block& b) {
+  if (b.drop) std::erase_if(axes, [&](auto& a) { return a.name == b.axis; });
+  for (auto& a : axes)
+    if (a.name == b.axis) a.size = b.size;
+  return axes;
+}
+NodePtr joined(Nodes parts, const std::vector<Block>& blocks, const Axes& full) {
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    Block kept = blocks[k];
+    kept.drop = false;
+    parts[k] = prim::fit(parts[k], axes_of_part(full, kept));
+  }
+  return prim::concat(parts, *find_axis(full, blocks[0].axis));
+}
+
+// Replaces slices of concatenations by slices of their operands.
+Nodes without_joins(const Nodes& values) {
+  Rewrite to;
+  for (auto& n : all_nodes(values)) {
+    if (!block_read(*n)) continue;
+    if (auto part = prim::slice_of_segment(*n, substitute(n->in[0], to))) {
+      to[n.get()] = part;
+      to.held.push_back(n);
+    }
+  }
+  return substitute(values, to);
+}
+
+// A carry of a loop, rewritten as one carry per part.
+struct SplitCarry {
+  std::vector<LoopResult> results;  // of the loop, with those of the parts in place of the carry
+  std::vector<Block> blocks;        // the parts
+};
+
+std::optional<SplitCarry> split(const Loop& l, std::size_t number) {
+  const LoopResult& old = l.results[number];
+  if (old.fold != Fold::carry || l.index.size() != 1 || trips(l, 0) < least_trips) return {};
+  const auto parts = parts_of(old.value[0]);
+  if (!parts) return {};
+  const auto blocks = parts->blocks();
+  Nodes carries;
+  for (auto& b : blocks)
+    carries.push_back(prim::carry(l.index[0], axes_of_part(old.carry->axes, b), old.carry->dtype));
+  const NodePtr whole = joined(carries, blocks, old.carry->axes);
+
+  Rewrite to{{old.carry.get(), whole}};
+  prim::Blocks on_block([](const NodePtr& n) { return is_elementwise(*n); });
+  Nodes values;
+  for (auto& r : l.results) values.push_back(r.value[0]);
+  for (auto& n : level_of(values, l.index[0].get())) {
+    const auto block = block_read(*n);
+    if (!block || block->axis != parts->axis || !is_elementwise(*n->in[0])) continue;
+    to[n.get()] = on_block(substitute(n->in[0], to), {*block});
+    to.held.push_back(n);
+  }
+  Nodes next;  // the values of the parts, then all others
+  for (auto& b : blocks) next.push_back(on_block(substitute(values[number], to), {b}));
+  values.erase(values.begin() + std::ptrdiff_t(number));
+  for (auto& v : substitute(values, to)) next.push_back(v);
+  next = without_joins(next);
+  const Nodes of_parts(next.begin(), next.begin() + std::ptrdiff_t(blocks.size()));
+  // A value that needs all parts together would write them next to each other again.
+  const auto all = all_nodes(of_parts);
+  if (std::find(all.begin(), all.end(), whole) != all.end()) return {};
+  SplitCarry out{l.results, blocks};
+  out.results.erase(out.results.begin() + std::ptrdiff_t(number));
+  for (std::size_t k = 0; k < out.results.size(); ++k)
+    out.results[k].value = {next[blocks.size() + k]};
+  for (std::size_t p = 0; p < blocks.size(); ++p) {
+    LoopResult part = old;
+    part.value = {of_parts[p]};
+    part.start = prim::block_of(old.start, {blocks[p]});
+    part.carry = carries[p];
+    out.results.insert(out.results.begin() + std::ptrdiff_t(number + p), std::move(part));
+  }
+  return out;
+}
+
+// Splits one carry of a loop. Returns false if no carry can be split.
+bool split_one(const NodePtr& n, Rewrite& to) {
+  Loop l = loop_of(*n);
+  for (std::size_t k = 0; k < l.results.size(); ++k) {
+    auto parts = split(l, k);
+    if (!parts) continue;
+    const Axes full = l.results[k].carry->axes;
+    const std::size_t results = l.results.size(), count = parts->blocks.size();
+    l.results = std::move(parts->results);
+    const auto loop = make_loop(std::move(l));
+    for (std::size_t j = 0; j < results; ++j)
+      if (j != k) to[loop_result(n, j).get()] = loop_result(loop, j < k ? j : j + count - 1);
+    Nodes last;
+    for (std::size_t p = 0; p < count; ++p) last.push_back(loop_result(loop, k + p));
+    to[loop_result(n, k).get()] = joined(std::move(last), parts->blocks, full);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Nodes split_carries(Nodes roots) {
+  for (;;) {
+    Rewrite to;
+    for (auto& n : all_nodes(roots))
+      if (n->op == &kLoop && split_one(n, to)) break;  // bodies of other loops may refer to it
+    if (to.empty()) return roots;
+    roots = substitute(roots, to);
+  }
+}
+
+}  // namespace haliax
