@@ -107,17 +107,12 @@ Nodes tile_regions(const Nodes& roots, const ChunkTrial& compile_trial, int dept
           continue;
         }
         done.push_back(*call);
-        try {
-          auto plan = plan_tiles(*call, roots, level, compile_trial, ring);
-          if (untiled_notes && plan.is_untiled()) untiled_notes->push_back(plan.untiled_note());
-          roots = apply(plan, roots, index);
-        } catch (const Refusal& e) {
-          // A loop may read a part of the region of a deeper call. The part stays untiled.
-          if (!call->scores && !deeper) throw;
-          if (untiled_notes && call->scores)
-            untiled_notes->push_back(std::string("scores stay materialized: ") + e.what());
-          roots = without_boundaries(roots, *call, index);
-        }
+        auto plan = plan_tiles(*call, roots, level, compile_trial, ring);
+        roots = apply(plan, roots, index);
+        // A loop may read a part of the region of a deeper call. The part stays untiled.
+        if (!plan.refusal.empty() && !call->scores && !deeper) throw Error(plan.refusal);
+        if (auto note = plan.untiled_note(); untiled_notes && !note.empty())
+          untiled_notes->push_back(note);
         roots = inside(true);
       }
     }
@@ -149,7 +144,8 @@ void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Att
   // traced. It is not a loop of this level.
   auto after = dependents(roots, entered);
   std::erase_if(level, [&](auto& n) { return n->op == &kLoop && !after.count(n.get()); });
-  for (auto& b : boundaries) Region(b, roots, level).assign_passes();
+  for (auto& b : boundaries)
+    if (Region region(b, roots, level); !region.refusal().empty()) throw Error(region.refusal());
   if (!boundaries.empty()) check_budget(call, roots, level, compile_trial);
 }
 

@@ -83,14 +83,16 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
     }
   }
   exclude_cheap_reductions();
-  empty_ =
-      std::none_of(members_.begin(), members_.end(), [](auto& m) { return m.second.role.inside; });
+  empty_ = refusal_.empty() && std::none_of(members_.begin(), members_.end(),
+                                            [](auto& m) { return m.second.role.inside; });
+  if (refusal_.empty()) assign_passes();
 }
 
-void Region::refuse(const Node& n, const std::string& why) const {
-  throw Refusal(failure_at(
+void Region::refuse(const Node& n, const std::string& why) {
+  if (!refusal_.empty()) return;
+  refusal_ = failure_at(
       n.origin, "chunked_reduce",
-      std::string(prim::user_name(n)) + " " + why + " over the tiled axis " + to_string(axis_)));
+      std::string(prim::user_name(n)) + " " + why + " over the tiled axis " + to_string(axis_));
 }
 
 // Marks the nodes between a `leave` and an `enter` as bridges, which are computed on tiles as
@@ -154,7 +156,7 @@ bool Region::is_read_in_full(const NodePtr& x, const Node& reader) const {
 // Determines whether n is in the region, and the name of the tiled axis in n. Returns true if this
 // changed the role of n.
 bool Region::infer_role(const NodePtr& n) {
-  if (contains(n) || in_body_along_axis(*n)) return false;
+  if (!refusal_.empty() || contains(n) || in_body_along_axis(*n)) return false;
   if (infer_scan(n)) return member(*n).role.inside = true;
   Names names;
   bool partial = false;
@@ -202,10 +204,12 @@ bool Region::infer_role(const NodePtr& n) {
   if (me.unread && !names.empty() && along(*n, 0, names[0]).way == Along::Way::full)
     return me.role.never_computed = true;
   if (n->op == &kLoop) return true;
-  if (names.size() > 1)
+  if (names.size() > 1) {
     refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " +
                    std::string(names[1].text()) +
                    "; outside of the function, rename the axis of the array to read in full)");
+    return false;
+  }
   if (is_transparent_view(*n))
     for (auto& a : names) a = name_in_result(*n, 0, a);
   // The result lacks an axis that n reduces, although it may have another axis of the same name.
@@ -300,10 +304,11 @@ std::optional<Monoid> Region::reduction_monoid(const Node& n) const {
   return {};
 }
 
-void Region::check(const NodePtr& n) const {
+// Refuses the node if it cannot be computed tile by tile.
+void Region::check(const NodePtr& n) {
   auto a = name_in(*n);
   auto& op = *n->op;
-  if (&op == &kCustomVjp) refuse(*n, "cannot be split into chunks");
+  if (&op == &kCustomVjp) return refuse(*n, "cannot be split into chunks");
   if (scan_of(*n)) return;
   if (&op == &kLoop) {
     if (loop_of(*n).axis.name == a) check_loop_along_axis(*n, a);
@@ -337,12 +342,13 @@ void Region::check(const NodePtr& n) const {
     bool total = partial(x) && !partial(n) && n->op != &kResult;
     if (total) refuse(*n, "reads a total, in a loop,");
   }
+  if (!on_tile(n) && !reduction_monoid(*n)) refuse(*n, "is not a sum, product, max or min");
 }
 
-// Raises a Refusal unless the loop along the axis can be computed tile by tile, with its state
-// carried between tiles. At each position, the loop must read only this position of the nodes on
+// Refuses a loop along the axis unless it can be computed tile by tile, with its state carried
+// between tiles. At each position, the loop must read only this position of the nodes on
 // tiles. For example, it may read x[i], but neither x[i - 1] nor all of x.
-void Region::check_loop_along_axis(const Node& n, Name a) const {
+void Region::check_loop_along_axis(const Node& n, Name a) {
   auto& l = loop_of(n);
   auto* index = l.index[0].get();
   auto on_other_tiles = [&](const NodePtr& x) {
@@ -422,11 +428,7 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   return out;
 }
 
-int Region::assign_passes() {
-  for (auto* m : {&reductions_, &stacked_, &stateful_}) m->clear();
-  for (auto& [n, m] : members_) m.order = {};
-  directions_.clear();
-  passes_ = 0;
+void Region::assign_passes() {
   std::unordered_map<const Node*, int> pass_of_reduction;
   auto add_reduction = [&](const NodePtr& n, int at) {
     reductions_[at].push_back(n);
@@ -440,6 +442,7 @@ int Region::assign_passes() {
       continue;
     }
     check(n);
+    if (!refusal_.empty()) return;
     if (carries_state(*n)) {
       at = pass_in_direction(scan_of(*n) ? *scan_of(*n)->reverse : loop_of(*n).reverse, at);
       stateful_[at].push_back(n);
@@ -458,7 +461,6 @@ int Region::assign_passes() {
 
       continue;
     }
-    if (!scan_of(*n) && !reduction_monoid(*n)) refuse(*n, "is not a sum, product, max or min");
     // A gather at positions that a block scan finds is computed by the same scan, if its table is
     // ready then. An example is take(logits, argmax(logits)).
     if (n->in.size() == 2 && indexes_along(*n, name_in(*n))) {
@@ -491,7 +493,6 @@ int Region::assign_passes() {
       if (!holds(list, r)) list.push_back(r);
       passes_ = std::max(passes_, at + 1);
     }
-  return passes_;
 }
 
 // Selects the nodes that later passes read from a stacked result instead of rematerializing them:
@@ -538,16 +539,14 @@ Nodes Region::reductions() const {
   for (auto& [pass, reductions] : reductions_) append(out, reductions);
   return out;
 }
-std::int64_t Region::wide_accumulator_bytes() {
-  assign_passes();
+std::int64_t Region::wide_accumulator_bytes() const {
   std::int64_t bytes = 0;
   for (auto& n : reductions())
     if (auto wide = widened(n); wide->dtype != n->dtype && reduction_monoid(*n) == Monoid::sum)
       bytes += wide->bytes();
   return bytes;
 }
-Nodes Region::values_between_passes() {
-  assign_passes();
+Nodes Region::values_between_passes() const {
   Nodes out;
   for (auto& n : level_) {
     if (!contains(n) || !on_tile(n) || facts_of(*n).order.pass < 1) continue;

@@ -12,7 +12,6 @@
 #include <map>
 #include <optional>
 
-#include "compile/chunk/refusal.h"
 #include "ops/block_scan.h"
 #include "transforms/chunked.h"
 #include "transforms/rewrite.h"
@@ -32,7 +31,8 @@ class Region {
  public:
   // `level`: the nodes that are searched for the region, inputs first, including the bodies of
   // their loops. Without `around`: all nodes below the roots. `around`: the index of the loop body
-  // that contains the roots; `level` then has the nodes that vary with it.
+  // that contains the roots; `level` then has the nodes that vary with it. Finds the nodes of the
+  // region, and the pass that computes each.
   Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around = nullptr);
   bool empty() const { return empty_; }
   const Axis& axis() const { return axis_; }
@@ -41,12 +41,10 @@ class Region {
   // Returns true if the node is in the region and has the tiled axis, or is an entered array
   // (is_input).
   bool is_tiled(const NodePtr& n) const { return facts_of(*n).role.axis || is_input(*n); }
-  // Returns the number of passes that the region needs, one loop each. Raises a Refusal that names
-  // the op if a node cannot be tiled.
-  int assign_passes();
-  int passes() const { return passes_; }  // as assigned
-  // Returns the reductions of these passes, such as sums and maxima. Requires a call of
-  // `assign_passes`.
+  // Returns why the region cannot be tiled, as a message that names the op. Empty: it can be tiled.
+  const std::string& refusal() const { return refusal_; }
+  int passes() const { return passes_; }  // number of passes that the region needs, one loop each
+  // Returns the reductions of these passes, such as sums and maxima.
   Nodes reductions() const;
   // Returns true if x, which is outside of the region, is an elementwise function of fewer bytes
   // than its own. Examples are a one-hot of ids, and a mask, a random draw or a bias by position.
@@ -55,13 +53,14 @@ class Region {
   bool is_expanded(const NodePtr& x, Name a) const;
   // Returns the bytes of the sums whose accumulation dtype is wider than their own dtype, in the
   // accumulation dtype: a sum of bf16 is carried between iterations in f32.
-  std::int64_t wide_accumulator_bytes();
+  std::int64_t wide_accumulator_bytes() const;
   // Returns the final values of earlier passes that nodes on tiles of later passes read.
-  Nodes values_between_passes();
+  Nodes values_between_passes() const;
   // Returns the roots without the barriers by which a node outside of the region waits for a node
   // inside. Returns the roots unchanged for ChunkForm::recompute.
   Nodes without_barriers() const;
-  // Returns the roots with loops in place of the region. Requires roots without such barriers.
+  // Returns the roots with loops in place of the region. Requires a region without a refusal, and
+  // roots without such barriers.
   Nodes tile(const TileOptions&);
   // Returns the loop indices, one per body: [full tiles, remainder].
   const Nodes& index() const { return index_; }
@@ -123,7 +122,7 @@ class Region {
   // Returns true if n has an axis with this name and the size of the tiled axis. The result of
   // top_k has an axis with the same name but another size.
   bool has_axis(const Node& n, Name a) const;
-  [[noreturn]] void refuse(const Node&, const std::string& why) const;
+  void refuse(const Node&, const std::string& why);  // the first refusal counts
   // ---- region.cpp: membership, and the pass of each node ----
   void find_bridges();
   bool infer_role(const NodePtr&);
@@ -137,7 +136,8 @@ class Region {
   // Returns the name of the tiled axis in the result of this node or, if the result lacks the axis,
   // in its operands.
   Name name_in(const Node&) const;
-  void check(const NodePtr&) const;
+  void assign_passes();
+  void check(const NodePtr&);
   std::optional<Monoid> reduction_monoid(const Node&) const;
   int pass_of(const NodePtr&, bool tile) const;
   int first_pass(const NodePtr&) const;
@@ -147,7 +147,7 @@ class Region {
     return along_axis_.count(loop_of(loop).index[0].get()) > 0;
   }
   bool in_body_along_axis(const Node&) const;  // in the body of such a loop, at one position
-  void check_loop_along_axis(const Node& loop, Name a) const;
+  void check_loop_along_axis(const Node& loop, Name a);
   // Returns the first pass, at or after pass `at`, that may iterate in this direction. Fixes its
   // direction.
   int pass_in_direction(bool reverse, int at);
@@ -215,6 +215,7 @@ class Region {
   const bool barriers_split_passes_;
   bool reverse_ = false, empty_ = true;
   int passes_ = 0;
+  std::string refusal_;
   Axis axis_;
   Nodes roots_, level_, index_;
   std::unordered_map<const Node*, Member> members_;

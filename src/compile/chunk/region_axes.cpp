@@ -20,14 +20,9 @@ ChunkKey RegionAxes::key(const Axis& axis, int blocks) const {
 }
 
 std::optional<Region> RegionAxes::along(const ChunkKey& axis) const {
-  try {
-    auto roots = with_axis_boundaries(roots_, level_, nullptr, regions_, axis);
-    Region region(axis.attr(), roots, level_of(roots, nullptr));
-    region.assign_passes();
-    return region;
-  } catch (const Refusal&) {
-    return {};
-  }
+  auto roots = with_axis_boundaries(roots_, level_, nullptr, regions_, axis);
+  Region region(axis.attr(), roots, level_of(roots, nullptr));
+  return region.refusal().empty() ? std::optional(std::move(region)) : std::nullopt;
 }
 
 std::optional<ChunkKey> RegionAxes::longest() const {
@@ -71,7 +66,7 @@ std::vector<ChunkKey> RegionAxes::independent() const {
   auto* scores = widest();
   if (!scores) return {};
   int passes = 0;
-  for (auto region : regions_.of) passes = std::max(passes, region.assign_passes());
+  for (auto& region : regions_.of) passes = std::max(passes, region.passes());
   std::vector<ChunkKey> out;
   const auto keys = key_axes();
   auto large = [&](const NodePtr& n) {  // such as the gradient of a bias shared by examples

@@ -8,8 +8,8 @@ namespace haliax {
 class RegionAxes {
  public:
   RegionAxes(const ChunkKey& call, const Nodes& roots);
-  // Returns the region along this axis, if the regions are tiled along it as well, with its passes
-  // assigned. None: they cannot be tiled along the axis.
+  // Returns the region along this axis, if the regions are tiled along it as well. None: they
+  // cannot be tiled along the axis.
   std::optional<Region> along(const ChunkKey& axis) const;
   // Returns the longest axis, other than the tiled axes, of the largest value of the regions. None
   // if the regions contain a loop.

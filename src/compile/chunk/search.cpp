@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "haliax/chunked.h"
 #include "compile/chunk/isolated_subgraph.h"
@@ -176,15 +177,20 @@ class TileSearch {
     sort_axes(!ring_keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
   TilePlan best() {
+    for (auto& r : regions_.of)
+      if (!r.refusal().empty()) return {.call = call_, .refusal = r.refusal()};
     if (!call_.chunks.empty()) return requested();
     auto form = ChunkForm(call_.form);
     auto untiled = try_plan({call_, {}, {}, options("whole")});
     // Sums and saved values of rows, which every plan needs, do not count against the budget of
     // scores. Scores with an explicit budget are always tiled.
     const bool of_scores = call_.scores, has_budget = of_scores && call_.memory > 0;
-    if (of_scores && (has_budget || untiled.bytes > budget_))
-      budget_ = std::max(
-          budget_, smallest().bytes + (has_budget ? call_.memory : ChunkOptions::default_memory));
+    if (of_scores && (has_budget || untiled.bytes > budget_)) {
+      auto least = smallest();
+      if (!least.plan.refusal.empty()) return least.plan;
+      budget_ = std::max(budget_,
+                         least.bytes + (has_budget ? call_.memory : ChunkOptions::default_memory));
+    }
     if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
     std::optional<Trial> rows, tiles;
     if (call_.scores)
@@ -199,8 +205,8 @@ class TileSearch {
     return use_rows ? with_reason(*rows, tiles) : with_reason(*tiles, rows);
   }
 
-  // Returns the plan with the smallest tiles. Raises a Refusal if it exceeds the budget, unless
-  // the call is one of scores.
+  // Returns the plan with the smallest tiles. It is refused if it exceeds the budget, unless the
+  // call is one of scores.
   Trial smallest() const {
     auto t = try_plan(inner_axes_.empty() ? plan_rows(sizes_of(outer_axes_, 1), {})
                                           : plan_rows_and_columns(1, 1));
@@ -210,7 +216,8 @@ class TileSearch {
       if (auto all = try_plan(plan_rows_and_columns(positions(outer_axes_), 1));
           all.bytes < t.bytes)
         t = std::move(all);
-    if (t.bytes > budget_ && !call_.scores) refuse(t);
+    if (t.plan.refusal.empty() && t.bytes > budget_ && !call_.scores)
+      t.plan.refusal = too_large(t.bytes);
     return t;
   }
 
@@ -229,16 +236,19 @@ class TileSearch {
                                                            : "sweep";
   }
 
+  // A plan that is refused fits no budget.
   Trial try_plan(TilePlan plan) const {
     Trial t;
-    auto tried = compile_trial_(with_barriers(apply(plan, isolated_.roots, nullptr)),
-                                isolated_.inputs, call_.depth);
+    const auto roots = apply(plan, isolated_.roots, nullptr);
+    t.plan = std::move(plan);
+    t.bytes = std::numeric_limits<std::int64_t>::max();
+    if (!t.plan.refusal.empty()) return t;
+    auto tried = compile_trial_(with_barriers(roots), isolated_.inputs, call_.depth);
     t.bytes = tried.program->arena_bytes + isolated_.root_bytes;
     t.parallel_slot_bytes = parallel_slot_bytes_of(tried.program->steps);
     t.cost = cost_of(tried.program->steps, tried.machine);
     t.machine = tried.machine;
     t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.saved_work);
-    t.plan = std::move(plan);
     return t;
   }
   TilePlan requested() const {
@@ -270,7 +280,7 @@ class TileSearch {
   // `added_axis_`.
   void sort_axes(bool may_add_axis) {
     std::vector<int> passes;
-    for (auto& r : regions_.of) passes.push_back(r.assign_passes());
+    for (auto& r : regions_.of) passes.push_back(r.passes());
     auto min_passes = *std::min_element(passes.begin(), passes.end());
     for (std::size_t i = 0; i < passes.size(); ++i)
       (passes[i] == min_passes ? outer_axes_ : inner_axes_).push_back(regions_.keys[i]);
@@ -377,12 +387,10 @@ class TileSearch {
   // Returns the trial if its iterations run in parallel slots and fit the budget, or if the call
   // requests chunk sizes. Nothing otherwise.
   std::optional<Trial> try_in_parallel(TilePlan plan) const {
-    try {
-      if (auto t = try_plan(std::move(plan));
-          !call_.chunks.empty() || (t.parallel_slot_bytes > 0 && t.bytes <= budget_))
-        return t;
-    } catch (const Refusal&) {}  // the regions cannot be tiled this way
-    return {};
+    auto t = try_plan(std::move(plan));
+    const bool fits = call_.chunks.empty() ? t.parallel_slot_bytes > 0 && t.bytes <= budget_
+                                           : t.plan.refusal.empty();
+    return fits ? std::optional(std::move(t)) : std::nullopt;
   }
   // Returns the number of queries of a tile. It is smaller if a query has several scores with a
   // key, such as those of heads that are mixed.
@@ -427,18 +435,17 @@ class TileSearch {
 
   TilePlan with_reason(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
-    plan.options.why = reason_of(t, other, call_, budget_);
+    if (plan.refusal.empty()) plan.options.why = reason_of(t, other, call_, budget_);
     return plan;
   }
-  [[noreturn]] void refuse(const Trial& smallest) const {
+  std::string too_large(std::int64_t bytes) const {
     std::string axes;
     for (auto& k : regions_.keys)
       axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
-    throw Refusal(failure_at(origin_, "chunked_reduce",
-                             "one position of " + axes + " needs " +
-                                 std::to_string(smallest.bytes) + " bytes, more than the " +
-                                 std::to_string(budget_) + " allowed" +
-                                 (backward_ ? "" : "; its gradient may need more")));
+    return failure_at(origin_, "chunked_reduce",
+                      "one position of " + axes + " needs " + std::to_string(bytes) +
+                          " bytes, more than the " + std::to_string(budget_) + " allowed" +
+                          (backward_ ? "" : "; its gradient may need more"));
   }
 
   ChunkKey call_;
@@ -457,8 +464,9 @@ class TileSearch {
 
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level,
                   const ChunkTrial& compile_trial) {
-  if (call.memory > 0 && call.chunks.empty())
-    TileSearch(call, roots, level, compile_trial, false).smallest();
+  if (call.memory == 0 || !call.chunks.empty()) return;
+  auto smallest = TileSearch(call, roots, level, compile_trial, false).smallest();
+  if (!smallest.plan.refusal.empty()) throw Error(smallest.plan.refusal);
 }
 TilePlan plan_tiles(const ChunkKey& call, const Nodes& roots, const Nodes& level,
                     const ChunkTrial& compile_trial, bool ring) {

@@ -14,6 +14,8 @@ bool TilePlan::is_untiled() const {
   return std::all_of(sizes.begin(), sizes.end(), [](auto& c) { return c.second >= c.first.size; });
 }
 std::string TilePlan::untiled_note() const {
+  if (!refusal.empty()) return call.scores ? "scores stay materialized: " + refusal : "";
+  if (!is_untiled()) return "";
   std::string axes;
   for (auto& a : call.tiled_axes) axes += (axes.empty() ? "" : ", ") + std::string(a.text());
   return "whole over " + axes + ": " + options.why;
@@ -131,17 +133,23 @@ Nodes round_after_loop(const Nodes& roots, const Node* index, const Nodes& keys)
   }
   return to.empty() ? roots : substitute(roots, to, index);
 }
-Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::size_t from);
-Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std::size_t from) {
+Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::size_t from,
+                  std::string& refusal);
+// Tiles the axes of the plan from number `from` on. If a region cannot be tiled, sets `refusal`,
+// and the result is unused.
+Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std::size_t from,
+                std::string& refusal) {
   while (from < plan.sizes.size() && plan.sizes[from].second >= plan.sizes[from].first.size) ++from;
   if (from == plan.sizes.size()) return roots;
   if (plan.defers_normalization && from + 2 == plan.sizes.size())
-    return tile_scores(plan, roots, index, from);
+    return tile_scores(plan, roots, index, from, refusal);
   auto& [key, size] = plan.sizes[from];
   Region region(key.attr(), roots, level_of(roots, index), index);
-  if (region.empty()) return tile_from(plan, roots, index, from + 1);
+  if (refusal.empty()) refusal = region.refusal();
+  if (!refusal.empty()) return roots;
+  if (region.empty()) return tile_from(plan, roots, index, from + 1, refusal);
   if (auto free = region.without_barriers(); free != roots)
-    return tile_from(plan, free, index, from);
+    return tile_from(plan, free, index, from, refusal);
   auto options = plan.options;
   options.size = size;
   auto out = region.tile(options);
@@ -150,7 +158,7 @@ Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std
   return in_bodies(
       out, index, [&](const Loop& l) { return l.index == region.index(); },
       [&](const Nodes& values, const Node* inner) {
-        return tile_from(plan, enter_hoisted(values, inner, hoisted), inner, from + 1);
+        return tile_from(plan, enter_hoisted(values, inner, hoisted), inner, from + 1, refusal);
       });
 }
 // Tiles scores along queries and keys. There are three forms:
@@ -164,30 +172,31 @@ Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std
 // computes
 //   the results with queries, and a loop over keys computes the other results. Both compute the
 //   scores.
-Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::size_t from) {
+Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::size_t from,
+                  std::string& refusal) {
   auto by_queries = plan, by_keys = plan;
   by_queries.defers_normalization = by_keys.defers_normalization = false;
   std::swap(by_keys.sizes[from], by_keys.sizes[from + 1]);
   by_keys.keys = from;
-  auto region = [&](const TilePlan& p) {
-    return Region(p.sizes[from].first.attr(), roots, level_of(roots, index), index);
+  auto region = [&](const TilePlan& p, const Nodes& values) {
+    Region out(p.sizes[from].first.attr(), values, level_of(values, index), index);
+    if (refusal.empty()) refusal = out.refusal();
+    return out;
   };
   auto tile = [&](const TilePlan& p, const Nodes& values) {
-    return tile_from(p, values, index, from);
+    return tile_from(p, values, index, from, refusal);
   };
-  if (region(by_queries).wide_accumulator_bytes() == 0) return tile(by_queries, roots);
-  if (auto rows = region(by_keys).values_between_passes(); !rows.empty()) {
+  if (region(by_queries, roots).wide_accumulator_bytes() == 0) return tile(by_queries, roots);
+  if (auto rows = region(by_keys, roots).values_between_passes(); !rows.empty()) {
     // boundaries along keys, and along queries
     const auto &keys = by_keys.sizes[from].first, &own = by_queries.sizes[from].first;
-    auto passes = [&](const Nodes& values) {
-      return Region(keys.attr(), values, level_of(values, index), index).assign_passes();
-    };
-    const int min_passes = passes(rows);
+    const int min_passes = region(by_keys, rows).passes();
     // adds results that need no further pass, such as the matmul of weights and values
     for (auto& r : roots) {
       auto with = rows;
       with.push_back(r);
-      if (!has(r->axes, keys.axis) && passes(with) == min_passes) rows = std::move(with);
+      if (!has(r->axes, keys.axis) && region(by_keys, with).passes() == min_passes)
+        rows = std::move(with);
     }
     auto created = without_boundaries(tile(by_queries, rows), plan.call, index);
     // The rows enter the region of queries again, so that nodes that are computed from rows alone,
@@ -203,9 +212,9 @@ Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::siz
       if (auto r = to.find(roots[k].get()); r != to.end()) rest[k] = r->second;
     roots = std::move(rest);
   }
-  auto queries = region(by_queries);
+  auto queries = region(by_queries, roots);
   const auto for_keys = queries.wide_accumulator_bytes(),
-             for_queries = region(by_keys).wide_accumulator_bytes();
+             for_queries = region(by_keys, roots).wide_accumulator_bytes();
   if (std::min(for_keys, for_queries) <= kMaxCarriedSums)
     return tile(for_queries < for_keys ? by_keys : by_queries, roots);
   auto out = tile(by_queries, roots);
@@ -216,7 +225,7 @@ Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::siz
 }
 }  // namespace
 
-Nodes apply(const TilePlan& plan, const Nodes& roots, const Node* index) {
+Nodes apply(TilePlan& plan, const Nodes& roots, const Node* index) {
   auto in = roots;
   if (plan.defers_normalization) {
     auto level = level_of(in, index);
@@ -226,7 +235,8 @@ Nodes apply(const TilePlan& plan, const Nodes& roots, const Node* index) {
     auto level = level_of(in, index);
     in = with_axis_boundaries(in, level, index, Regions(plan.call, in, level), axis);
   }
-  return without_boundaries(tile_from(plan, in, index, 0), plan.call, index);
+  auto tiled = tile_from(plan, in, index, 0, plan.refusal);
+  return without_boundaries(plan.refusal.empty() ? tiled : roots, plan.call, index);
 }
 
 }  // namespace haliax

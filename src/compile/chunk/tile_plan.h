@@ -18,17 +18,19 @@ using TileSizes = std::vector<std::pair<ChunkKey, std::int64_t>>;
 // an iteration computes scores (q 64, k 1024).
 struct TilePlan {
   ChunkKey call;
-  TileSizes sizes;
-  std::vector<ChunkKey> added_axes;  // tiled axes that the call did not request
-  TileOptions options;
+  TileSizes sizes = {};
+  std::vector<ChunkKey> added_axes = {};  // tiled axes that the call did not request
+  TileOptions options = {};
   // position in `sizes` of the keys of scores, if the loop over keys encloses the loop over queries
   std::optional<std::size_t> keys = {};
   bool rotates_keys = false;  // blocks of keys rotate around the ring of devices
   // The loop over keys is inside of the loop over queries, and the last two entries of `sizes` are
   // queries and keys. Requires defer_normalization first.
   bool defers_normalization = false;
-  bool is_untiled() const;           // no axis is tiled
-  std::string untiled_note() const;  // report line of a call that stays untiled
+  std::string refusal = {};  // why the call cannot be tiled, or cannot be tiled this way
+  bool is_untiled() const;   // no axis is tiled
+  // Returns a report line if the call stays untiled, and an empty string otherwise.
+  std::string untiled_note() const;
 };
 
 // Returns the roots with boundaries along one more axis around the same regions.
@@ -37,7 +39,8 @@ Nodes with_axis_boundaries(const Nodes& roots, const Nodes& level, const Node* i
 // Returns the roots without the boundaries of a call.
 Nodes without_boundaries(const Nodes& roots, const ChunkKey& call, const Node* index);
 // Returns the roots, which are of one level, with loops in place of the regions of the call, and
-// without its boundaries.
-Nodes apply(const TilePlan&, const Nodes& roots, const Node* index);
+// without its boundaries. If the call cannot be tiled this way, sets the refusal of the plan, and
+// returns the roots without loops.
+Nodes apply(TilePlan&, const Nodes& roots, const Node* index);
 
 }  // namespace haliax

@@ -265,7 +265,6 @@ void Region::add_final_values(const NodePtr& loop, const Nodes& of, Finals& fina
 
 Nodes Region::tile(const TileOptions& options) {
   reverse_ = options.reverse;
-  const int passes = assign_passes();
   save_for_later_passes(options.save_small);
   // The axis may be a tile of an enclosing call, and shorter than the tile of this call.
   const auto size = std::min(options.size, axis_.size);
@@ -280,7 +279,7 @@ Nodes Region::tile(const TileOptions& options) {
     member(*n).tiles = std::move(tiles);
   }
   Finals finals{around_};
-  for (int pass = 0; pass < passes; ++pass) {
+  for (int pass = 0; pass < passes_; ++pass) {
     Nodes of;
     Loop l = loop_of_pass(pass, options, of);
     if (l.results.empty()) continue;
