@@ -96,11 +96,6 @@ View first_of(View v, int variable, std::int64_t& step) {
   return v;
 }
 
-struct Unfit {};
-void require(bool fits) {
-  if (!fits) throw Unfit{};
-}
-
 // The steps of the body. is_own: see tile_group.
 struct Body {
   const std::vector<Step>& steps;
@@ -197,21 +192,24 @@ class Finder {
     }
     return false;
   }
-  FoundTiles find() {
+  // Returns nothing if the steps do not fit.
+  std::optional<FoundTiles> find() {
     rows_ = points(g_.rows);
     columns_ = points(g_.columns);
     require(rows_ < (1 << 16) && columns_ < (1 << 24));
     space_ = g_.rows;
     space_.insert(space_.end(), g_.columns.begin(), g_.columns.end());
     find_wide();
-    for (std::size_t k = 0; k < body_.steps.size();) k = add(k);
+    for (std::size_t k = 0; fits_ && k < body_.steps.size();) k = add(k);
     require(!g_.products.empty());
+    if (!fits_) return {};
     for (int slot = 0; slot < int(body_.program.slots.size()); ++slot)
       if (wide_.count(body_.root(slot))) g_.unused.insert(slot);
-    return {std::move(g_), std::move(nodes_)};
+    return FoundTiles{std::move(g_), std::move(nodes_)};
   }
 
  private:
+  void require(bool fits) { fits_ &= fits; }
   // A wide value: its offset and strides in memory, and the instruction that computes it.
   struct Wide {
     std::int64_t offset = -1, row = 0, column = 0;
@@ -292,7 +290,7 @@ class Finder {
     require(in_space(body_.steps[std::size_t(at)]));
     const bool points_only = f.outer == int(f.dims.size());
     std::vector<int> here(f.code.size(), -1);
-    for (std::size_t k = 0; k < f.code.size(); ++k) {
+    for (std::size_t k = 0; fits_ && k < f.code.size(); ++k) {
       Instr i = f.code[k];
       const bool store = is_store(i.code), placed = accesses_memory(i.code) || i.code == Code::iota;
       if (points_only) i.inner = i.code != Code::constant;
@@ -304,14 +302,13 @@ class Finder {
         require(i.inner && i.view.terms.empty() && (i.code == Code::load || i.code == Code::store));
         auto row = as_one(space_, strides, 0, g_.rows.size()),
              column = as_one(space_, strides, g_.rows.size(), space_.size());
-        require(row && column);
-        look(wide->second, i.view.offset, *row, *column);
+        look(wide->second, i.view.offset, row.value_or(0), column.value_or(0));
         if (store) {
           wide->second.value = cast_to(i.view.dtype, i.args[0], at);
         } else {
           const int value = wide->second.value;
           require(value >= 0 && g_.code[std::size_t(value)].dtype == i.view.dtype);
-          here[k] = cast_to(i.dtype, value, at);
+          if (fits_) here[k] = cast_to(i.dtype, value, at);
         }
         continue;
       }
@@ -342,6 +339,7 @@ class Finder {
   std::size_t add_product(std::size_t at) {
     const auto first = block_of(body_.steps[at]);
     require(first.has_value());
+    if (!fits_) return at;
     auto& c = *first->c;
     const bool wide_a = wide_.count(body_.root(c.a.slot)) > 0,
                wide_b = wide_.count(body_.root(c.b.slot)) > 0,
@@ -407,9 +405,9 @@ class Finder {
     }
     ++k;
     if (columns < columns_) {
-      require(k < body_.steps.size());
-      const auto rest = block_of(body_.steps[k]);
+      const auto rest = k < body_.steps.size() ? block_of(body_.steps[k]) : std::nullopt;
       require(rest && rest->trips == 1 && (rest->flag != nullptr) == p.has_flags);
+      if (!fits_) return k;
       auto& r = rest->sides;
       for (auto d : {is_m, is_n, is_k}) {
         require(d == column ? r[d].n == columns_ - columns && r[d].n <= width : r[d].n == f[d].n);
@@ -455,6 +453,7 @@ class Finder {
   }
 
   const Body& body_;
+  bool fits_ = true;
   TileGroup g_;
   Dims space_;
   std::int64_t rows_ = 0, columns_ = 0;
@@ -470,9 +469,11 @@ class TileSchedule {
       : body_(body), g_(found.group), nodes_(found.nodes) {}
   // Groups the nodes into actions. Steps and reads of flags run as soon as they are ready. If none
   // is, one pass computes all that is ready. Incomplete early results get a pass of their own.
-  void run() {
+  // Returns false if there is no such order.
+  bool run() {
     for (auto& n : nodes_) look_at(n);
-    for (auto& n : nodes_) require_same_again(n);
+    for (auto& n : nodes_)
+      if (!reads_same_again(n)) return false;
     std::vector<bool> done(nodes_.size());
     auto is_ready = [&](std::size_t k, const std::vector<bool>& done) {
       for (std::size_t j = 0; j < k; ++j)
@@ -514,7 +515,7 @@ class TileSchedule {
       done = behind;
       if (more) g_.actions.push_back(std::move(pass));
     }
-    require(std::all_of(done.begin(), done.end(), [](bool b) { return b; }));
+    return std::all_of(done.begin(), done.end(), [](bool b) { return b; });
   }
 
  private:
@@ -578,16 +579,17 @@ class TileSchedule {
     return meet(n.writes, later.reads) || meet(n.writes, later.writes) ||
            meet(n.reads, later.writes);
   }
-  // Requires that an instruction reads the same values at a later node as at its step.
-  void require_same_again(const TileNode& n) const {
-    if (n.step || n.flags >= 0) return;
+  // Returns true if all instructions read the same values at this node as at their own steps.
+  bool reads_same_again(const TileNode& n) const {
+    if (n.step || n.flags >= 0) return true;
     const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value
                       : n.fold >= 0  ? n.fold
                                      : n.store;
     for (int i : g_.sources(value))
       for (auto& other : nodes_)
-        require(other.at <= g_.home[std::size_t(i)] || other.at >= n.at ||
-                !meet(other.writes, read_by(i)));
+        if (other.at > g_.home[std::size_t(i)] && other.at < n.at && meet(other.writes, read_by(i)))
+          return false;
+    return true;
   }
   // Adds early reductions and matmuls to a pass that computes a maximum. They may depend on the
   // maximum and on early reductions of the pass. `begun` is the action that starts a node; a later
@@ -744,13 +746,9 @@ std::unique_ptr<TileGroup> tile_group(const std::vector<Step>& steps, const Prog
   const Body body{steps, p, is_own};
   Finder finder(body);
   if (!finder.find_space()) return nullptr;
-  try {
-    auto found = finder.find();
-    TileSchedule(body, found).run();
-    return std::make_unique<TileGroup>(std::move(found.group));
-  } catch (const Unfit&) {
-    return nullptr;
-  }
+  auto found = finder.find();
+  if (!found || !TileSchedule(body, *found).run()) return nullptr;
+  return std::make_unique<TileGroup>(std::move(found->group));
 }
 
 }  // namespace haliax::cuda
