@@ -38,9 +38,9 @@ bool Region::has_axis(const Node& n, Name a) const {
 }
 
 Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around)
-    : key_(key), around_(around),
-      barriers_split_passes_(ChunkForm(ChunkKey::of(key).form) == ChunkForm::recompute),
-      roots_(roots), level_(level) {
+    : key_(key), call_(ChunkKey::of(key)), around_(around),
+      barriers_split_passes_(ChunkForm(call_.form) == ChunkForm::recompute), roots_(roots),
+      level_(level) {
   const Node* boundary = nullptr;
   for (auto& n : level) {
     if (enters(*n)) boundary = n.get();
@@ -100,9 +100,8 @@ void Region::refuse(const Node& n, const std::string& why) {
 // bridge does not cross the boundaries of another call, which is tiled by itself.
 void Region::find_bridges() {
   std::unordered_set<const Node*> from_leave, to_enter;
-  const auto call = ChunkKey::of(key_);
   auto may = [&](const NodePtr& n) {
-    if (is_region_boundary(*n) && (n->attr == key_ || !ChunkKey::of(n->attr).same_call(call)))
+    if (is_region_boundary(*n) && (n->attr == key_ || !ChunkKey::of(n->attr).same_call(call_)))
       return false;
     return bridges(*n) && has_axis(*n, axis_.name);
   };
@@ -369,7 +368,7 @@ int Region::pass_in_direction(bool reverse, int at) {
 }
 bool Region::is_reversed(int pass) const {
   auto i = directions_.find(pass);
-  return i == directions_.end() ? reverse_ : i->second;
+  return i == directions_.end() ? call_.reverse : i->second;
 }
 
 // Returns the pass that computes x if a tile of x is read (`tile`), and otherwise the number of
@@ -497,11 +496,13 @@ void Region::assign_passes() {
 
 // Selects the nodes that later passes read from a stacked result instead of rematerializing them:
 // - nodes that carry a state from tile to tile (carries_state);
-// - with `small`: reductions, contractions and other nodes that need work, if they have at most 1/8
+// - unless the call saves nothing (ChunkKeep): reductions, contractions and other nodes that need
+// work, if they have at most 1/8
 //   of the bytes of the largest intermediate, such as the logsumexp of each row.
 // A reader in the body of a loop counts as well. Other nodes are rematerialized, and the same rule
 // applies to their operands.
-void Region::save_for_later_passes(bool small) {
+void Region::save_for_later_passes() {
+  const bool small = ChunkKeep(call_.keep) != ChunkKeep::nothing;
   auto most = largest_bytes();
   std::set<std::pair<const Node*, int>> seen;
   std::vector<std::pair<NodePtr, int>> todo;

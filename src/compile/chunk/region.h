@@ -18,15 +18,6 @@
 
 namespace haliax {
 
-struct TileOptions {      // how a region is tiled
-  std::int64_t size = 1;  // positions per iteration
-  // true: saves small values that a later pass reads; false: rematerializes them
-  bool save_small = true;
-  bool reverse = false;             // last tile first
-  bool of_scores = false;           // see Loop
-  std::string form = {}, why = {};  // for reports
-};
-
 class Region {
  public:
   // `level`: the nodes that are searched for the region, inputs first, including the bodies of
@@ -59,9 +50,10 @@ class Region {
   // Returns the roots without the barriers by which a node outside of the region waits for a node
   // inside. Returns the roots unchanged for ChunkForm::recompute.
   Nodes without_barriers() const;
-  // Returns the roots with loops in place of the region. Requires a region without a refusal, and
+  // Returns the roots with loops over tiles of `size` positions in place of the region. The loops
+  // report `form` and `why`. Requires a region without a refusal, and
   // roots without such barriers.
-  Nodes tile(const TileOptions&);
+  Nodes tile(std::int64_t size, const std::string& form, const std::string& why);
   // Returns the loop indices, one per body: [full tiles, remainder].
   const Nodes& index() const { return index_; }
 
@@ -152,7 +144,7 @@ class Region {
   // direction.
   int pass_in_direction(bool reverse, int at);
   bool is_reversed(int pass) const;
-  void save_for_later_passes(bool small);
+  void save_for_later_passes();
   std::int64_t largest_bytes() const;  // bytes of the largest intermediate of the region
   bool indexes_along(const Node&, Name) const;
   bool is_lookup_by_position(const Node&, Name) const;
@@ -189,7 +181,7 @@ class Region {
   NodePtr final_value(const NodePtr& reduction, const NodePtr& result, Finals&);
   // Returns the loop of a pass. Appends the node of each result to `of`: null for a state that no
   // node reads after the loop.
-  Loop loop_of_pass(int pass, const TileOptions&, Nodes& of);
+  Loop loop_of_pass(int pass, Nodes& of);
   void add_final_values(const NodePtr& loop, const Nodes& of, Finals&);
   void read_final_values(Loop&, Finals&) const;  // the values of a loop, which read final values
 
@@ -209,11 +201,12 @@ class Region {
                          bool reverse);
 
   Attr key_;
+  ChunkKey call_;
   const Node* around_;
   // true: the reader of a barrier is in a later pass than the node for which the barrier waits.
   // Gradients then have passes of their own (ChunkForm::recompute).
   const bool barriers_split_passes_;
-  bool reverse_ = false, empty_ = true;
+  bool empty_ = true;
   int passes_ = 0;
   std::string refusal_;
   Axis axis_;

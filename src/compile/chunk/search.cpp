@@ -181,7 +181,7 @@ class TileSearch {
       if (!r.refusal().empty()) return {.call = call_, .refusal = r.refusal()};
     if (!call_.chunks.empty()) return requested();
     auto form = ChunkForm(call_.form);
-    auto untiled = try_plan({call_, {}, {}, options("whole")});
+    auto untiled = try_plan({call_, {}, "whole"});
     // Sums and saved values of rows, which every plan needs, do not count against the budget of
     // scores. Scores with an explicit budget are always tiled.
     const bool of_scores = call_.scores, has_budget = of_scores && call_.memory > 0;
@@ -208,7 +208,7 @@ class TileSearch {
   // Returns the plan with the smallest tiles. It is refused if it exceeds the budget, unless the
   // call is one of scores.
   Trial smallest() const {
-    auto t = try_plan(inner_axes_.empty() ? plan_rows(sizes_of(outer_axes_, 1), {})
+    auto t = try_plan(inner_axes_.empty() ? plan_rows(sizes_of(outer_axes_, 1))
                                           : plan_rows_and_columns(1, 1));
     // A sum over rows that has a wider dtype than its result is materialized in full while the loop
     // iterates over single rows. Tiles of all rows and one column may need less memory.
@@ -222,14 +222,6 @@ class TileSearch {
   }
 
  private:
-  TileOptions options(const char* form) const {
-    TileOptions c;
-    c.form = form;
-    c.save_small = ChunkKeep(call_.keep) != ChunkKeep::nothing;
-    c.reverse = call_.reverse;
-    c.of_scores = call_.scores;
-    return c;
-  }
   const char* rows_form() const {
     return !backward_                                      ? "forward"
            : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute"
@@ -269,8 +261,8 @@ class TileSearch {
                 call_.tiled_axes.begin();
       sizes.push_back({k, size_in_block(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
     }
-    auto p = plan_rows(std::move(sizes), {});
-    p.options.why =
+    auto p = plan_rows(std::move(sizes));
+    p.why =
         (p.is_untiled() ? "one chunk holds the full axis" : text_of(p.sizes)) + ", as requested";
     return p;
   }
@@ -297,8 +289,7 @@ class TileSearch {
   TilePlan plan_rows_and_columns(std::int64_t rows, std::int64_t columns) const {
     auto sizes = sizes_of(outer_axes_, rows), more = sizes_of(inner_axes_, columns);
     sizes.insert(sizes.end(), more.begin(), more.end());
-    return {call_, sizes, added_axis_ ? std::vector{*added_axis_} : std::vector<ChunkKey>(),
-            options(backward_ ? "recompute" : "forward")};
+    return {call_, sizes, backward_ ? "recompute" : "forward"};
   }
 
   // Returns the plan with the most positions that fits the budget, or a faster one with fewer
@@ -340,24 +331,23 @@ class TileSearch {
   std::optional<Trial> search_rows() const {
     auto keys = added_axis_ ? regions_.keys : outer_axes_;
     return largest_fit(positions(keys),
-                       [&](std::int64_t c) { return plan_rows(sizes_of(keys, c), {}); });
+                       [&](std::int64_t c) { return plan_rows(sizes_of(keys, c)); });
   }
   // Returns a plan over rows with these tile sizes. If the keys rotate around a ring
   // (`ring_keys_`), adds a loop over blocks of keys around the loop over queries. It is the
   // outermost loop if a block has at most kMaxRingBlockBytes bytes. Otherwise, it is inside of as
-  // many loops over `added_axes` as that needs.
-  TilePlan plan_rows(TileSizes sizes, std::vector<ChunkKey> added_axes) const {
-    if (!ring_keys_) return {call_, std::move(sizes), std::move(added_axes), options(rows_form())};
+  // many loops over axes that the call did not request as that needs.
+  TilePlan plan_rows(TileSizes sizes) const {
+    if (!ring_keys_) return {call_, std::move(sizes), rows_form()};
     const auto block = ring_keys_->size / call_.blocks;
     std::int64_t bytes = 0;  // size of one block of all inputs with keys
     for (auto& n : isolated_.inputs)
       if (find(*n, ring_keys_->axis)) bytes += n->bytes() / ring_keys_->size * block;
     std::size_t at = 0;
-    for (; at < added_axes.size() && bytes > kMaxRingBlockBytes; ++at)
+    for (; at + regions_.keys.size() < sizes.size() && bytes > kMaxRingBlockBytes; ++at)
       bytes /= sizes[at].first.size;
     sizes.insert(sizes.begin() + std::ptrdiff_t(at), {*ring_keys_, block});
-    added_axes.insert(added_axes.begin() + std::ptrdiff_t(at), *ring_keys_);
-    return {call_, std::move(sizes), std::move(added_axes), options(rows_form()), at, true};
+    return {call_, std::move(sizes), rows_form(), at, true};
   }
   // Returns the bytes of the widest scores of an iteration with this number of queries and one
   // position of each axis in `independent`.
@@ -374,13 +364,12 @@ class TileSearch {
     for (auto& k : independent) sizes.push_back({k, 1});
     auto mine = sizes_of(regions_.keys, queries);
     sizes.insert(sizes.end(), mine.begin(), mine.end());
-    return plan_rows(std::move(sizes), independent);
+    return plan_rows(std::move(sizes));
   }
   // Returns the plan with keys tiled as well, so that no full row of scores is materialized. Not
   // used if keys rotate around a ring.
   TilePlan with_tiled_keys(TilePlan plan, const ChunkKey& keys, std::int64_t size) const {
     plan.sizes.push_back({keys, size});
-    plan.added_axes.push_back(keys);
     plan.defers_normalization = true;
     return plan;
   }
@@ -435,7 +424,7 @@ class TileSearch {
 
   TilePlan with_reason(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
-    if (plan.refusal.empty()) plan.options.why = reason_of(t, other, call_, budget_);
+    if (plan.refusal.empty()) plan.why = reason_of(t, other, call_, budget_);
     return plan;
   }
   std::string too_large(std::int64_t bytes) const {

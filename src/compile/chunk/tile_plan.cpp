@@ -18,7 +18,7 @@ std::string TilePlan::untiled_note() const {
   if (!is_untiled()) return "";
   std::string axes;
   for (auto& a : call.tiled_axes) axes += (axes.empty() ? "" : ", ") + std::string(a.text());
-  return "whole over " + axes + ": " + options.why;
+  return "whole over " + axes + ": " + why;
 }
 
 Nodes with_axis_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
@@ -150,9 +150,7 @@ Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std
   if (region.empty()) return tile_from(plan, roots, index, from + 1, refusal);
   if (auto free = region.without_barriers(); free != roots)
     return tile_from(plan, free, index, from, refusal);
-  auto options = plan.options;
-  options.size = size;
-  auto out = region.tile(options);
+  auto out = region.tile(size, plan.form, plan.why);
   if (plan.rotates_keys && plan.keys == from) out = round_after_loop(out, index, region.index());
   auto hoisted = plan.keys == from ? hoisted_values(plan, out, index) : Hoisted();
   return in_bodies(
@@ -231,9 +229,14 @@ Nodes apply(TilePlan& plan, const Nodes& roots, const Node* index) {
     auto level = level_of(in, index);
     in = defer_normalization(in, level, index, Regions(plan.call, in, level));
   }
-  for (auto& axis : plan.added_axes) {
+  for (auto& [key, size] : plan.sizes) {  // an axis that the call did not request has no boundaries
     auto level = level_of(in, index);
-    in = with_axis_boundaries(in, level, index, Regions(plan.call, in, level), axis);
+    auto enters = [&, &axis = key.axis](auto& n) {
+      return n->op == &prim::kEnter && is_boundary_of(*n, plan.call) &&
+             tiled_axis(n->attr).name == axis;
+    };
+    if (std::none_of(level.begin(), level.end(), enters))
+      in = with_axis_boundaries(in, level, index, Regions(plan.call, in, level), key);
   }
   auto tiled = tile_from(plan, in, index, 0, plan.refusal);
   return without_boundaries(plan.refusal.empty() ? tiled : roots, plan.call, index);

@@ -19,14 +19,14 @@ using TileSizes = std::vector<std::pair<ChunkKey, std::int64_t>>;
 struct TilePlan {
   ChunkKey call;
   TileSizes sizes = {};
-  std::vector<ChunkKey> added_axes = {};  // tiled axes that the call did not request
-  TileOptions options = {};
+  std::string form = {};  // for reports
   // position in `sizes` of the keys of scores, if the loop over keys encloses the loop over queries
   std::optional<std::size_t> keys = {};
   bool rotates_keys = false;  // blocks of keys rotate around the ring of devices
   // The loop over keys is inside of the loop over queries, and the last two entries of `sizes` are
   // queries and keys. Requires defer_normalization first.
   bool defers_normalization = false;
+  std::string why = {};      // for reports
   std::string refusal = {};  // why the call cannot be tiled, or cannot be tiled this way
   bool is_untiled() const;   // no axis is tiled
   // Returns a report line if the call stays untiled, and an empty string otherwise.

@@ -195,15 +195,13 @@ Nodes Region::without_barriers() const {
   return to.empty() ? roots_ : substitute(roots_, to, around_);
 }
 
-Loop Region::loop_of_pass(int pass, const TileOptions& options, Nodes& of) {
+Loop Region::loop_of_pass(int pass, Nodes& of) {
   Loop l;
   l.axis = axis_;
   l.index = index_;
   l.save = Save::nothing;
   l.reverse = is_reversed(pass);
-  l.of_scores = options.of_scores;
-  l.form = options.form;
-  l.why = options.why;
+  l.of_scores = call_.scores;
   l.any_order =
       stateful_[pass].empty() && std::none_of(reductions_[pass].begin(), reductions_[pass].end(),
                                               [&](auto& n) { return scan_of(*n); });
@@ -263,11 +261,10 @@ void Region::add_final_values(const NodePtr& loop, const Nodes& of, Finals& fina
   }
 }
 
-Nodes Region::tile(const TileOptions& options) {
-  reverse_ = options.reverse;
-  save_for_later_passes(options.save_small);
+Nodes Region::tile(std::int64_t size, const std::string& form, const std::string& why) {
+  save_for_later_passes();
   // The axis may be a tile of an enclosing call, and shorter than the tile of this call.
-  const auto size = std::min(options.size, axis_.size);
+  size = std::min(size, axis_.size);
   index_ = {prim::index(axis_, 0, size, 0, LoopOrigin::region)};
   if (auto left = axis_.size % size)
     index_.push_back(prim::index(axis_, axis_.size - left, left, 0, LoopOrigin::region));
@@ -281,8 +278,10 @@ Nodes Region::tile(const TileOptions& options) {
   Finals finals{around_};
   for (int pass = 0; pass < passes_; ++pass) {
     Nodes of;
-    Loop l = loop_of_pass(pass, options, of);
+    Loop l = loop_of_pass(pass, of);
     if (l.results.empty()) continue;
+    l.form = form;
+    l.why = why;
     read_final_values(l, finals);
     add_final_values(make_loop(std::move(l)), of, finals);
   }
