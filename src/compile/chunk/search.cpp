@@ -90,24 +90,12 @@ std::string text_of(std::int64_t bytes) {
 // Returns the number of contractions per position. Only the first body of a loop is counted, since
 // the body of a smaller last tile has the same contractions for other positions.
 int contractions_of(const Nodes& roots, const Node* index) {
-  std::unordered_set<const Node*> seen;
-  Nodes todo(roots);
   int count = 0;
-  while (!todo.empty()) {
-    auto n = std::move(todo.back());
-    todo.pop_back();
-    if (!n || (index && !n->varies_with(index)) || !seen.insert(n.get()).second) continue;
+  for (auto& n : without_bodies(level_of(roots, index))) {
     count += n->op->kind == Kind::contract;
-    todo.insert(todo.end(), n->in.begin(), n->in.end());
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);
-    Nodes body;
-    for (auto& r : l.results) {
-      body.push_back(r.value[0]);
-      todo.push_back(r.start);
-    }
-
-    count += contractions_of(body, l.index[0].get());
+    count += contractions_of(values_of(l, 0), l.index[0].get());
   }
   return count;
 }

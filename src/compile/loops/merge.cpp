@@ -11,32 +11,14 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
-// The loops of a graph, in order, and the readers of each node. A loop reads the values of its
+// Returns all nodes that depend on `a`, including `a`. A loop depends on the operands of its
 // bodies.
-struct Graph {
-  Nodes loops;
-  std::unordered_map<const Node*, std::vector<const Node*>> readers;
-  explicit Graph(const Nodes& roots) {
-    Nodes read;
-    for (auto& n : all_nodes(roots)) {
-      if (n->op == &kLoop) loops.push_back(n);
-      read.clear();
-      add_reads(n, read);
-      for (auto& x : read) readers[x.get()].push_back(n.get());
-    }
-  }
-  Set computed_from(const Node* a) const {  // all nodes that depend on `a`, including `a`
-    Set out{a};
-    for (std::vector<const Node*> todo{a}; !todo.empty();) {
-      auto known = readers.find(todo.back());
-      todo.pop_back();
-      if (known == readers.end()) continue;
-      for (auto* n : known->second)
-        if (out.insert(n).second) todo.push_back(n);
-    }
-    return out;
-  }
-};
+Set computed_from(const Node* a, const Nodes& all) {
+  Set out{a};
+  for (auto& n : all)  // inputs first
+    if (reads(*n, out)) out.insert(n.get());
+  return out;
+}
 
 // Recomputes x tile by tile inside body b of loop `a`. This is possible if x is computed from
 // stacked results of `a` by ops that map along the loop axis. Returns null if x needs a final
@@ -151,8 +133,10 @@ std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const 
 
 Nodes merge(Nodes roots, bool carried_only) {
   for (;;) {
-    const Graph graph(roots);
-    auto& loops = graph.loops;
+    const auto all = all_nodes(roots);
+    Nodes loops;
+    std::copy_if(all.begin(), all.end(), std::back_inserter(loops),
+                 [](auto& n) { return n->op == &kLoop; });
     auto places = places_of_loops(roots);
     Rewrite to;
     for (std::size_t i = 0; i < loops.size() && to.empty(); ++i) {
@@ -160,7 +144,7 @@ Nodes merge(Nodes roots, bool carried_only) {
       for (std::size_t j = i + 1; j < loops.size() && to.empty(); ++j) {
         auto &a = loops[i], &b = loops[j];
         if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;
-        if (after.empty()) after = graph.computed_from(a.get());
+        if (after.empty()) after = computed_from(a.get(), all);
         std::vector<std::size_t> moved;
         auto m = merged(a, b, after, moved, carried_only);
         if (!m) continue;

@@ -95,14 +95,7 @@ class BlockSkipping {
   BlockSkipping(const Nodes& values, const Node* index, const program::Machine& machine,
                 bool in_iteration)
       : machine_(machine), in_iteration_(in_iteration) {
-    auto all = level_of(values, index);
-    std::unordered_set<const Node*> inner;
-    for (auto& n : all)
-      if (n->op == &kLoop)
-        for (auto& i : loop_of(*n).index) inner.insert(i.get());
-    for (auto& n : all)
-      if (!index || n->varies_with(index))
-        if (!varies_with(*n, inner)) nodes_.push_back(n);
+    nodes_ = without_bodies(level_of(values, index));
     for (auto& v : values) roots_.insert(v.get());
     for (auto& n : nodes_) {
       Nodes reads;
