@@ -139,16 +139,12 @@ void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axe
 }
 
 Place Lowering::iteration_block(const Place& stack, const Loop& l, const NodePtr& index,
-                                const Axes& value) {
-  Place p = stack;
-  // The position of the loop axis in the result.
-  auto along = l.drop ? 0 : find_axis(value, l.axis.name) - value.data();
-  auto t = term(index, p.strides[std::size_t(along)], 0);
+                                Axes value) {
+  if (l.drop) value.insert(value.begin(), l.axis);
+  auto p = block_of({stack, value}, l.axis.name, prim::index_chunk(*index),
+                    prim::index_start(*index), variables_.at(index.get()))
+               .place;
   if (l.drop) p.strides.erase(p.strides.begin());
-  if (t.loop < 0)
-    p.offset += t.stride;
-  else
-    p.terms.push_back(t);
   return p;
 }
 

@@ -251,16 +251,6 @@ void Lowering::ring(const NodePtr& n) {
   auto result = collective_result(n, 0);
   auto out = target_place(result), its = place_of(other), mine = place_of(block);
   auto size = find(*block, w.along[0])->size;
-  // Returns the part of an array that is contracted with the block of this ring step.
-  auto part = [&](Place p, Axes axes, std::int64_t ring_step) {
-    for (std::size_t d = 0; d < axes.size(); ++d)
-      if (axes[d].name == w.along[0]) {
-        p.offset += (w.rank + ring_step) % w.ranks * size * p.strides[d];
-        axes[d].size = size;
-      }
-
-    return Placed{p, axes};
-  };
   bool sums = !find(*result, w.along[0]);
   for (std::int64_t ring_step = 0; ring_step < w.ranks; ++ring_step) {
     if (ring_step > 0) {
@@ -273,11 +263,24 @@ void Lowering::ring(const NodePtr& n) {
       push(std::move(s));
       mine = next;
     }
-    contract(part(out, result->axes, ring_step), part(its, other->axes, ring_step),
-             {mine, block->axes}, sums && ring_step > 0);
+    const auto start = (w.rank + ring_step) % w.ranks * size;
+    contract(block_of({out, result->axes}, w.along[0], size, start),
+             block_of({its, other->axes}, w.along[0], size, start), {mine, block->axes},
+             sums && ring_step > 0);
   }
   set_place(result.get(), out);
   retained_.push_back(result);
+}
+Lowering::Placed Lowering::block_of(Placed p, Name axis, std::int64_t size, std::int64_t start,
+                                    int variable) {
+  for (std::size_t d = 0; d < p.axes.size(); ++d) {
+    if (p.axes[d].name != axis) continue;
+    const auto stride = p.place.strides[d];
+    p.axes[d].size = size;
+    p.place.offset += start * stride;
+    if (variable >= 0) p.place.terms.push_back({.loop = variable, .stride = size * stride});
+  }
+  return p;
 }
 void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate) {
   const MatmulAxes x(a.axes, b.axes, out.axes);
@@ -314,39 +317,24 @@ void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, 
   auto masked = MaskedMatmulAttr::of(n);
   const auto [axis, block] = masked.sides[0];
   const bool sums = !find(n, axis);
-  auto flag = place_of(n.in[2]);
+  const Placed flags{place_of(n.in[2]), n.in[2]->axes};
   if (!add && (sums || masked.zero)) zero(result_, n.axes);
   const auto size = find(find(*n.in[0], axis) ? *n.in[0] : *n.in[1], axis)->size,
              full_blocks = size / block;
-  auto part = [&, axis = axis, block = block](Placed p, std::int64_t positions, int variable) {
-    auto strides = p.place.strides;
-    for (std::size_t d = 0; d < p.axes.size(); ++d) {
-      if (p.axes[d].name != axis) continue;
-      p.axes[d].size = positions;
-      if (variable >= 0)
-        p.place.terms.push_back({.loop = variable, .stride = block * strides[d]});
-      else
-        p.place.offset += full_blocks * block * strides[d];
-    }
-    return p;
-  };
-  auto emit_block = [&](std::int64_t positions, int variable) {
-    auto mine = flag;
-    if (variable >= 0)
-      mine.terms.push_back({.loop = variable, .stride = flag.strides[0]});
-    else
-      mine.offset += full_blocks * flag.strides[0];
-    conditional(mine, [&] {
-      contract(part(out, positions, variable), part(a, positions, variable),
-               part(b, positions, variable), add || sums);
-    });
+  auto emit_block = [&, axis = axis, block = block](std::int64_t positions, std::int64_t number,
+                                                    int variable) {
+    auto part = [&](const Placed& p) {
+      return block_of(p, axis, positions, number * block, variable);
+    };
+    conditional(block_of(flags, flags.axes[0].name, 1, number, variable).place,
+                [&] { contract(part(out), part(a), part(b), add || sums); });
   };
   if (full_blocks > 0) {
     const int variable = p_.loops++;
     Step loop{.kind = program::Kind::loop, .loop = {.variable = variable, .trips = full_blocks}};
-    push_with_body(std::move(loop), [&] { emit_block(block, variable); });
+    push_with_body(std::move(loop), [&] { emit_block(block, 0, variable); });
   }
-  if (size % block) emit_block(size % block, -1);
+  if (size % block) emit_block(size % block, full_blocks, -1);
 }
 void Lowering::copy_into(const Unit& u) {
   auto& n = u.nodes[0];

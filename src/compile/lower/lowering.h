@@ -59,6 +59,10 @@ class Lowering final : public Emit {
     Place place;
     Axes axes;
   };  // a value or a part of it, with its place
+  // Returns `size` positions of an axis. The first one is `start`, and moves by `size` positions
+  // per iteration of the loop with this variable (-1: no loop).
+  static Placed block_of(Placed, Name axis, std::int64_t size, std::int64_t start,
+                         int variable = -1);
 
   // ---- lowering.cpp ----
   Place fresh(const Axes&, DType, const char* purpose = "activations");
@@ -94,7 +98,7 @@ class Lowering final : public Emit {
   void part_values(const IterationPart&, const LoweredLoop&, std::size_t b);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
   // Returns the place of one iteration's entry in a stacked result.
-  Place iteration_block(const Place& stack, const Loop&, const NodePtr& index, const Axes& value);
+  Place iteration_block(const Place& stack, const Loop&, const NodePtr& index, Axes value);
 
   program::Program& p_;
   const LowerOptions options_;
