@@ -16,29 +16,12 @@
 namespace haliax::partitioning {
 namespace {
 
+// The plan to check, and its errors.
 struct PlanCheck {
   const Plan& plan;
   const GlobalGraph& graph;
-  const char* after;
-  std::vector<std::vector<int>> readers = readers_of(plan);
-  std::vector<int> place = places(plan);  // per version: its position in its body; -1: none
-  // per loop: the position of its version; -1: none
-  std::vector<int> place_of_loop = places_of_loops();
+  std::string after;  // the pass, for messages
 
-  static std::vector<int> places(const Plan& plan) {
-    std::vector<int> out(plan.versions.size(), -1);
-    for (auto& body : plan.bodies)
-      for (std::size_t k = 0; k < body.versions.size(); ++k)
-        out[std::size_t(body.versions[k])] = int(k);
-    return out;
-  }
-  std::vector<int> places_of_loops() const {
-    std::vector<int> out(plan.loops.size(), -1);
-    for (auto& v : plan.versions)
-      if (v.is<RunLoop>() && v.live) out[std::size_t(v.loop())] = place[std::size_t(number(v))];
-    return out;
-  }
-  int number(const Version& v) const { return int(&v - plan.versions.data()); }
   const Node& node(const Version& v) const { return graph.node(v.node); }
   // Raises an error unless `ok`. The arguments are formatted only in case of an error.
   template <class... A> void must(bool ok, const Version& v, const char* why, const A&... a) const {
@@ -58,7 +41,79 @@ struct PlanCheck {
     for (auto& p : s.partial) out += monoids[int(p.second)];
     return out;
   }
+};
 
+// Checks that versions follow their operands, and that each bucket is one collective.
+struct OrderCheck : PlanCheck {
+  std::vector<bool> done = std::vector<bool>(plan.versions.size());
+  std::map<int, const Version*> calls = {};  // first version of each bucket
+
+  bool encloses(int outer, int body) const {
+    while (body > outer) body = plan.body(body).parent;
+    return body == outer;
+  }
+  // Checks that all operands are computed earlier, in this body or in an enclosing one.
+  void reads(const Version& v) const {
+    for (int k : v.in) {
+      if (k < 0) continue;
+      must(plan.version(k).live, v, "an operand is never computed");
+      must(encloses(plan.version(k).body, v.body), v,
+           "an operand is computed in another loop body");
+      must(done[std::size_t(k)], v, "an operand is computed later");
+    }
+  }
+  // Checks that the versions of a bucket use one kind of collective over the same devices and one
+  // monoid, and that they are adjacent. The collective runs at the first of them, so a version in
+  // between could depend on the first one and be an operand of the next one. before: bucket of the
+  // version before.
+  void joined(const Version& v, int before) {
+    if (v.bucket < 0) return;
+    auto [known, is_new] = calls.try_emplace(v.bucket, &v);
+    must(is_new || v.bucket == before, v,
+         "the collectives that are merged with it are not next to it");
+    for (int k : v.in)
+      must(k < 0 || plan.version(k).bucket != v.bucket, v,
+           "it is merged into one collective with its operand");
+    auto& first = *known->second;
+    bool same = v.kind.index() == first.kind.index() && v.step().kind == first.step().kind &&
+                v.step().over == first.step().over && v.body == first.body;
+    must(same && ended(v) == ended(first), v,
+         "it is merged into one collective with a different collective");
+  }
+  std::set<Monoid> ended(const Version& v) const {  // monoids of the sums that complete
+    std::set<Monoid> out;
+    if (v.sums())
+      for (auto& [m, how] : plan.version(v.in[0]).at.partial)
+        if (v.step().over.has(m)) out.insert(how);
+    return out;
+  }
+  // Checks the versions of a body, and of the loops in it, in execution order.
+  void body(int r) {
+    int bucket = -1;
+    for (int k : plan.body(r).versions) {
+      auto& v = plan.version(k);
+      must(!done[std::size_t(k)], v, "it is computed twice");
+      if (v.live) {
+        reads(v);
+        joined(v, bucket);
+        bucket = v.bucket;
+        for (int inner : plan.bodies_of(v)) body(inner);
+      }
+      done[std::size_t(k)] = true;
+    }
+  }
+  void run() {
+    body(0);
+    for (std::size_t k = 0; k < done.size(); ++k) {
+      auto& v = plan.versions[k];
+      bool listed = done[k] || plan.body(v.body).versions.empty();
+      must(listed || !v.live, v, "it is not computed in any body");
+    }
+  }
+};
+
+// Checks that the sharding of each version follows from its operands, and those of the results.
+struct ShardingCheck : PlanCheck {
   // Checks that the value has the sharded axes, and that each mesh axis is used once: for sharding,
   // for a partial sum, or for sharing iterations of an enclosing loop.
   void legal(const Version& v) const {
@@ -79,29 +134,6 @@ struct PlanCheck {
       for (int x : mesh_axes) use(x);
     }
     for (auto& [x, m] : v.at.partial) use(x);
-  }
-  // Checks that all operands are computed earlier, in this body or in an enclosing one.
-  void reads(const Version& v) const {
-    for (int k : v.in) {
-      if (k < 0) continue;
-      must(plan.version(k).live, v, "an operand is never computed");
-      // The position of v, or of the enclosing loop.
-      int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];
-      for (; body >= 0 && body != plan.version(k).body; body = plan.body(body).parent)
-        mine = plan.body(body).loop < 0 ? -1 : place_of_loop[std::size_t(plan.body(body).loop)];
-      must(body >= 0, v, "an operand is computed in another loop body");
-      must(mine < 0 || its < mine, v, "an operand is computed later");
-    }
-  }
-  // Checks that each version is computed once.
-  void once() const {
-    std::vector<int> times(plan.versions.size());
-    for (auto& body : plan.bodies)
-      for (int k : body.versions)
-        must(++times[std::size_t(k)] == 1, plan.version(k), "it is computed twice");
-    for (auto& v : plan.versions)
-      if (v.live && !plan.body(v.body).versions.empty())
-        must(times[std::size_t(number(v))] == 1, v, "it is not computed in any body");
   }
   // mesh axes that share the iterations of this index
   MeshAxes iterations_of(const Version& v, const Node& index) const {
@@ -273,6 +305,36 @@ struct PlanCheck {
     must(!over.empty() && v.step().over == over && unsharded && from == expected, v,
          "the ring result is {}, but its operand is {}", v.at, from);
   }
+  // Checks the shardings of the results.
+  void results(const std::vector<Sharding>& requested) const {
+    for (std::size_t k = 0; k < std::min(requested.size(), plan.roots.size()); ++k) {
+      auto& v = plan.version(plan.roots[k]);
+      auto should = requested[k].on(node(v).axes);
+      must(v.at == should, v, "as a result it is {}, expected {}", v.at, should);
+    }
+    auto count = plan.roots.size();
+    if (count != requested.size())
+      throw Error(fmt::format("[verify] a plan after {}: it has {} results, expected {}", after,
+                              count, requested.size()));
+  }
+  void run() const {
+    for (auto& v : plan.versions) {
+      if (!v.live) continue;
+      if (!v.is<RunLoop>()) legal(v);
+      if (v.is<Compute>()) computed(v);
+      if (v.is<Reshard>()) reshard_step(v);
+      if (v.in_ring_loop()) ring_loop(v);
+      if (v.moves()) moved(v);
+      bool freely = !v.is<Generate>() || (graph.at(v.node).generated && v.at.partial.empty());
+      must(freely, v, "it is not computed from scalars and positions alone");
+    }
+  }
+};
+
+// Checks loops: the shardings of their results and carries, and the communication in their bodies.
+struct LoopCheck : PlanCheck {
+  std::vector<std::vector<int>> readers = readers_of(plan);
+
   // Checks communication inside loops. Along the mesh axis of a ring loop, only blocks of the ring
   // may be communicated. Inside an iteration that a flag may skip, devices that run different
   // iterations must not communicate.
@@ -333,72 +395,11 @@ struct PlanCheck {
              "the start of a result has another sharding");
     }
   }
-  // Checks that the versions of a bucket use one kind of collective over the same devices and one
-  // monoid.
-  void joined(const Version& v, std::map<int, const Version*>& calls) const {
-    if (v.bucket < 0 || !v.communicates()) return;
-    auto& first = *calls.try_emplace(v.bucket, &v).first->second;
-    for (int k : v.in)
-      if (k >= 0)
-        must(plan.version(k).bucket != v.bucket, v,
-             "it is merged into one collective with its operand");
-    bool same = v.kind.index() == first.kind.index() && v.step().kind == first.step().kind &&
-                v.step().over == first.step().over && v.body == first.body;
-    must(same && ended(v) == ended(first), v,
-         "it is merged into one collective with a different collective");
-  }
-  // Checks that the versions of a bucket are adjacent. The collective runs at the first of them, so
-  // a version in between could depend on the first one and be an operand of the next one.
-  void side_by_side() const {
-    std::set<int> calls;
-    for (auto& body : plan.bodies)
-      for (int before = -1; int k : body.versions) {
-        auto& v = plan.version(k);
-        if (!v.live) continue;
-        bool joins = v.bucket >= 0 && v.bucket == before;
-        must(v.bucket < 0 || joins || calls.insert(v.bucket).second, v,
-             "the collectives that are merged with it are not next to it");
-        before = v.bucket;
-      }
-  }
-  std::set<Monoid> ended(const Version& v) const {  // monoids of the sums that complete
-    std::set<Monoid> out;
-    if (v.sums())
-      for (auto& [m, how] : plan.version(v.in[0]).at.partial)
-        if (v.step().over.has(m)) out.insert(how);
-    return out;
-  }
-  // Checks the shardings of the results.
-  void results(const std::vector<Sharding>& requested) const {
-    for (std::size_t k = 0; k < std::min(requested.size(), plan.roots.size()); ++k) {
-      auto& v = plan.version(plan.roots[k]);
-      auto should = requested[k].on(node(v).axes);
-      must(v.at == should, v, "as a result it is {}, expected {}", v.at, should);
-    }
-    auto count = plan.roots.size();
-    if (count != requested.size())
-      throw Error(fmt::format("[verify] a plan after {}: it has {} results, expected {}", after,
-                              count, requested.size()));
-  }
   void run() const {
-    std::map<int, const Version*> calls;  // first version of each bucket
-    once();
-    side_by_side();
     for (auto& v : plan.versions) {
       if (!v.live) continue;
-      reads(v);
-      if (v.is<RunLoop>())
-        loop(v);
-      else
-        legal(v);
-      if (v.is<Compute>()) computed(v);
-      if (v.is<Reshard>()) reshard_step(v);
-      if (v.in_ring_loop()) ring_loop(v);
+      if (v.is<RunLoop>()) loop(v);
       loop_communication(v);
-      joined(v, calls);
-      if (v.moves()) moved(v);
-      bool freely = !v.is<Generate>() || (graph.at(v.node).generated && v.at.partial.empty());
-      must(freely, v, "it is not computed from scalars and positions alone");
       if (v.is<ResultOfLoop>())
         must(v.at == plan.loop(v.loop()).at[v.as<ResultOfLoop>().result], v,
              "its loop result has another sharding");
@@ -408,12 +409,9 @@ struct PlanCheck {
 
 // Checks that the node of a version is the block of this device. Slices and concatenations must
 // contain the positions that the plan specifies.
-struct DeviceCheck {
-  const Plan& plan;
-  const GlobalGraph& graph;
+struct DeviceCheck : PlanCheck {
   int device;
   const std::vector<NodePtr>& created;  // by version; null: none, or handled by a ring
-  const char* after;
 
   // A range of positions of a node along an axis. of: null if other devices send them.
   struct PositionRun {
@@ -422,11 +420,11 @@ struct DeviceCheck {
   };
   using PositionRuns = std::vector<PositionRun>;
 
-  const Node& node(const Version& v) const { return graph.node(v.node); }
-  void must(bool ok, const Version& v, const std::function<std::string()>& why) const {
-    if (ok) return;
-    fail_at(node(v).origin, "verify",
-            fmt::format("{} after {} on device {}: {}", node(v).op->name, after, device, why()));
+  const NodePtr& created_for(const Version& v) const {
+    return created[std::size_t(&v - plan.versions.data())];
+  }
+  const NodePtr& operand(const Version& v, std::size_t k) const {
+    return created[std::size_t(v.in[k])];
   }
   std::int64_t start(const Version& v, Name a) const {
     return block_of(*find_axis(node(v).axes, a), v.at.mesh_axes(a), graph.mesh, device).first;
@@ -461,10 +459,8 @@ struct DeviceCheck {
   PositionRuns planned(const Version& v, Name axis) const {
     PositionRuns out;
     auto have = [&](int k) -> auto& { return plan.version(v.in[std::size_t(k)]); };
-    const auto first = start(v, axis),
-               size = find(*created[std::size_t(&v - plan.versions.data())], axis)->size;
-    if (v.is<Reshard>())
-      return {{created[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
+    const auto first = start(v, axis), size = find(*created_for(v), axis)->size;
+    if (v.is<Reshard>()) return {{operand(v, 0).get(), first - start(have(0), axis), size, 1}};
     for (auto& p : v.boxes()) {
       auto begin = std::max(first, p.to), end = std::min(first + size, p.to + p.size);
       if (begin >= end) continue;
@@ -476,7 +472,7 @@ struct DeviceCheck {
     return out;
   }
   void moved(const Version& v, Name axis) const {
-    auto& mine = created[std::size_t(&v - plan.versions.data())];
+    auto& mine = created_for(v);
     PositionRuns is, should;
     positions_below({mine.get(), 0, find(*mine, axis)->size, 1}, axis, is);
     for (auto& r : planned(v, axis)) r.of ? positions_below(r, axis, should) : should.push_back(r);
@@ -485,10 +481,8 @@ struct DeviceCheck {
       auto &x = is[a], &y = should[b];
       auto n = std::min(x.size, y.size);
       bool equal = !y.of || (x.of == y.of && x.from == y.from && (n == 1 || x.step == y.step));
-      must(equal, v, [&] {
-        return fmt::format("position {} of {} is position {} of its operand, expected {}", at, axis,
-                           x.from, y.from);
-      });
+      must(equal, v, "position {} of {} is position {} of its operand, expected {}", at, axis,
+           x.from, y.from);
       for (auto* r : {&x, &y}) {
         r->from += n * r->step;
         r->size -= n;
@@ -498,8 +492,7 @@ struct DeviceCheck {
       a += x.size == 0;
       b += y.size == 0;
     }
-    must(at == find(*mine, axis)->size, v,
-         [&] { return fmt::format("position {} of {} has no operand", at, axis); });
+    must(at == find(*mine, axis)->size, v, "position {} of {} has no operand", at, axis);
   }
   // Returns the position in the unsharded axis of a position in the block.
   std::int64_t in_full_axis(const AxisLayout& layout, std::int64_t start, std::int64_t at) const {
@@ -515,8 +508,8 @@ struct DeviceCheck {
   // Checks a regroup without communication: it retains the positions of its block.
   void regrouped(const Version& v) const {
     auto& p = v.boxes()[0];
-    auto* n = created[std::size_t(&v - plan.versions.data())].get();
-    auto* had = created[std::size_t(v.in[0])].get();
+    auto* n = created_for(v).get();
+    auto* had = operand(v, 0).get();
     while (!find(*n, p.axis)) {   // before it is split into parts
       if (n->in.empty()) return;  // constants have no source
       n = n->in[0].get();
@@ -549,10 +542,8 @@ struct DeviceCheck {
       auto should = in_full_axis(p.result_layout, first(v.at), at);
       bool known =
           is == end || std::any_of(is, end, [&](auto& entry) { return entry.second == should; });
-      must(known, v, [&] {
-        return fmt::format("position {} of {} is position {} of the unsharded axis, expected {}",
-                           at, axis.name.text(), is->second, should);
-      });
+      must(known, v, "position {} of {} is position {} of the unsharded axis, expected {}", at,
+           axis.name, known ? 0 : is->second, should);
     });
   }
   // Checks that an op has the operands, axes and attributes of the plan. Skips ops that select from
@@ -570,18 +561,18 @@ struct DeviceCheck {
     auto same = [&](auto field) { return (*mine).*field == (*should).*field; };
     bool equal = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) &&
                  same(&Node::attr);
-    must(equal, v, [&] { return fmt::format("it is not {} of its operands", n.op->name); });
+    must(equal, v, "it is not {} of its operands", n.op->name);
   }
   // Checks that a collective has the operand, the mesh axes and the monoid of the plan.
   void called(const Version& v, const NodePtr& mine) const {
     if (!v.is<Reshard>() || !v.communicates()) return;
     bool call = mine->op == &kResult && mine->in[0]->op == &kCollective;
-    must(call, v, [] { return "it is in no collective"; });
+    must(call, v, "it is in no collective");
     auto& w = collective_spec_of(*mine->in[0]);
     MeshAxes over;
     for (int x : w.collective.over) over.push_back(x);
     must(over == v.step().over && w.collective.ranks == ranks(graph.mesh, over), v,
-         [] { return "its collective has other devices"; });
+         "its collective has other devices");
     using Kind = ReshardStep::Kind;
     using CollectiveKind = program::CollectiveKind;
     static const std::map<Kind, CollectiveKind> wires{
@@ -589,45 +580,39 @@ struct DeviceCheck {
         {Kind::all_gather, CollectiveKind::all_gather},
         {Kind::reduce_scatter, CollectiveKind::reduce_scatter},
         {Kind::exchange, CollectiveKind::exchange}};
-    must(w.collective.kind == wires.at(v.step().kind), v,
-         [] { return "its collective has another kind"; });
+    must(w.collective.kind == wires.at(v.step().kind), v, "its collective has another kind");
     for (auto& [x, monoid] : plan.version(v.in[0]).at.partial)
       must(!v.sums() || !v.step().over.has(x) || w.collective.monoid == monoid, v,
-           [] { return "its collective reduces by another monoid"; });
+           "its collective reduces by another monoid");
     if (w.collective.kind == CollectiveKind::exchange)
       return;  // one entry per array; the checks of steps cover it
     auto k = result_number(*mine);
-    must(w.along[k] == v.step().axis, v, [] { return "its collective has another axis"; });
+    must(w.along[k] == v.step().axis, v, "its collective has another axis");
     auto* sent = mine->in[0]->in[k].get();
-    while (sent->op == &prim::kBarrier && sent != created[std::size_t(v.in[0])].get())
-      sent = sent->in[0].get();
-    must(sent == created[std::size_t(v.in[0])].get(), v,
-         [] { return "its collective has another array"; });
+    while (sent->op == &prim::kBarrier && sent != operand(v, 0).get()) sent = sent->in[0].get();
+    must(sent == operand(v, 0).get(), v, "its collective has another array");
   }
   // Checks that the first device along each new partial mesh axis holds the value, and that all
   // others hold the identity.
   void pended(const Version& v, const NodePtr& mine) const {
     if (!v.is<Reshard>() || v.step().kind != ReshardStep::Kind::make_partial) return;
-    auto& x = created[std::size_t(v.in[0])];
+    auto& x = operand(v, 0);
     bool first = true;
     for (auto& [m, how] : v.at.partial)
       first &= plan.version(v.in[0]).at.is_partial(m) || coordinate(graph.mesh, device, m) == 0;
     bool right = (mine == x) == first || prim::is_number(x);
-    must(right, v, [&] {
-      return first ? "it is on the first device, but has no value"
-                   : "it is not on the first device, but has a value";
-    });
+    must(right, v,
+         first ? "it is on the first device, but has no value"
+               : "it is not on the first device, but has a value");
   }
   void run() const {
     for (std::size_t k = 0; k < created.size(); ++k) {
       auto& v = plan.versions[k];
       if (!created[k] || v.is<RunLoop>()) continue;
       auto axes = local_axes(node(v).axes, v.at, graph.mesh, device);
-      must(same_set(created[k]->axes, axes), v, [&] {
-        return "it is " + to_string(created[k]->axes) + ", but its block is " + to_string(axes);
-      });
-      must(created[k]->dtype == node(v).dtype, v,
-           [&] { return "it is " + std::string(name_of(created[k]->dtype)); });
+      must(same_set(created[k]->axes, axes), v, "it is {}, but its block is {}", created[k]->axes,
+           axes);
+      must(created[k]->dtype == node(v).dtype, v, "it is {}", name_of(created[k]->dtype));
       computed(v, created[k]);
       called(v, created[k]);
       pended(v, created[k]);
@@ -645,13 +630,15 @@ struct DeviceCheck {
 
 void verify(const Plan& plan, const GlobalGraph& graph, const char* after,
             const std::vector<Sharding>* requested) {
-  PlanCheck check{plan, graph, after};
-  check.run();
-  if (requested) check.results(*requested);
+  const PlanCheck check{plan, graph, after};
+  OrderCheck{check}.run();
+  ShardingCheck{check}.run();
+  LoopCheck{check}.run();
+  if (requested) ShardingCheck{check}.results(*requested);
 }
 void verify_device(const Plan& plan, const GlobalGraph& graph, int device,
                    const std::vector<NodePtr>& created, const char* after) try {
-  DeviceCheck{plan, graph, device, created, after}.run();
+  DeviceCheck{{plan, graph, fmt::format("{} on device {}", after, device)}, device, created}.run();
 } catch (const Error& e) {
   throw VerifyError(e.what());
 }
