@@ -164,6 +164,13 @@ ReshardStep exchange_step(const Mesh& mesh, const std::vector<CopyBox>& boxes, c
   return {ReshardStep::Kind::exchange, at, exchange_over(boxes, axes, at), axis,
           exchange_bytes(boxes, axes, at, bytes_of(dtype), mesh)};
 }
+program::CollectiveKind ReshardStep::collective() const {
+  using program::CollectiveKind;
+  return kind == Kind::all_reduce       ? CollectiveKind::all_reduce
+         : kind == Kind::all_gather     ? CollectiveKind::all_gather
+         : kind == Kind::reduce_scatter ? CollectiveKind::reduce_scatter
+                                        : CollectiveKind::exchange;
+}
 std::vector<ReshardStep> reshard(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from,
                                  const Sharding& to) {
   Resharding r{mesh, axes, dtype, to, std::move(from)};

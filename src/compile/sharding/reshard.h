@@ -24,6 +24,8 @@ struct ReshardStep {
   MeshAxes over;     // mesh axes along which data is communicated
   Name axis = {};    // sharded by a reduce-scatter, joined by an all-gather
   double bytes = 0;  // sent per device, on a ring
+
+  program::CollectiveKind collective() const;
 };
 // Returns the all-to-all that yields a value with the sharding `at` from boxes of others.
 ReshardStep exchange_step(const Mesh&, const std::vector<CopyBox>&, const Axes&, DType,

@@ -573,18 +573,11 @@ struct DeviceCheck : PlanCheck {
     for (int x : w.collective.over) over.push_back(x);
     must(over == v.step().over && w.collective.ranks == ranks(graph.mesh, over), v,
          "its collective has other devices");
-    using Kind = ReshardStep::Kind;
-    using CollectiveKind = program::CollectiveKind;
-    static const std::map<Kind, CollectiveKind> wires{
-        {Kind::all_reduce, CollectiveKind::all_reduce},
-        {Kind::all_gather, CollectiveKind::all_gather},
-        {Kind::reduce_scatter, CollectiveKind::reduce_scatter},
-        {Kind::exchange, CollectiveKind::exchange}};
-    must(w.collective.kind == wires.at(v.step().kind), v, "its collective has another kind");
+    must(w.collective.kind == v.step().collective(), v, "its collective has another kind");
     for (auto& [x, monoid] : plan.version(v.in[0]).at.partial)
       must(!v.sums() || !v.step().over.has(x) || w.collective.monoid == monoid, v,
            "its collective reduces by another monoid");
-    if (w.collective.kind == CollectiveKind::exchange)
+    if (w.collective.kind == program::CollectiveKind::exchange)
       return;  // one entry per array; the checks of steps cover it
     auto k = result_number(*mine);
     must(w.along[k] == v.step().axis, v, "its collective has another axis");
