@@ -1,5 +1,7 @@
 // The passes over a plan, each in the file of its name if no other is given.
 #pragma once
+#include <functional>
+
 #include "ops/blockwise.h"
 #include "compile/sharding/global_graph.h"
 #include "compile/sharding/partition_options.h"
@@ -11,26 +13,27 @@ using prim::kNegligibleBytes;
 // Bytes per device in one bucket. Larger buckets would keep too many arrays live while they wait.
 constexpr double kBucket = 32 << 20;
 
-// ---- rematerialize: a value that was gathered or summed over devices is saved, or communicated
-// again ----
+// A graph with its plan. A pass that changes the graph plans it again.
+struct Planned {
+  Nodes roots;
+  std::unique_ptr<GlobalGraph> graph = {};
+  Plan plan = {};
+};
+// Plans these roots. regather: each loop gathers its weights again (PartitionOptions::regather).
+using Replan = std::function<Planned(const Nodes& roots, bool regather)>;
+
+// Saves a value that was gathered or summed over devices, or communicates it again.
 //
 // - In a loop over layers, the weights of a layer are gathered in each iteration. Without the
 //   option `regather`, all weights are gathered once, before the loop (Cost), unless gathering them
 //   again communicates fewer bytes (is_cheaper).
-// - A sum in a loop that a later loop would repeat is saved as a stack, and without `regather`, a
-//   gathered value too (`with_residuals`).
-// - With `regather`, a weight that is gathered outside of such loops is freed during its longest
-//   interval without a reader, and gathered again, if more than kBucket bytes would be resident
-//   (`regather`).
+// - A sum in a loop that a later loop would repeat is saved, without `regather` also a gather.
+// - With `regather`, weights that are gathered outside of such loops are gathered again, if more
+//   than kBucket bytes would be resident.
 //
 // For example, a training step gathers layer k in the forward pass, and again in the backward pass,
 // but sums its activations over `model` in the forward pass only.
-
-// Returns the roots, in which loops save additional residuals that later loops would otherwise
-// communicate again (residuals.cpp).
-Nodes with_residuals(const Nodes& roots, const Plan&, GlobalGraph&, bool gathers_too);
-// Lets weights be gathered again in each iteration over microbatches, and for the backward pass.
-void regather(Plan&, const GlobalGraph&);
+Planned rematerialize(Planned, const PartitionOptions&, const Replan&);
 // Replaces gathers that one contraction reads by ring steps, one per block.
 void ring(Plan&, const GlobalGraph&);
 // Merges collectives that can share one call into buckets.

@@ -1,7 +1,7 @@
-// The data structures of the passes plan, residuals, regather, ring and bucket. A plan is the same
-// for all devices. It lists the versions of each value (replicated, sharded or partial), the
-// versions that each version reads, and the collectives. `emit` builds the graph of one device from
-// the plan.
+// The data structures of the passes plan, rematerialize, ring and bucket. A plan is the same for
+// all devices. It lists the versions of each value (replicated, sharded or partial), the versions
+// that each version reads, and the collectives. `emit` builds the graph of one device from the
+// plan.
 //
 // Always  the versions that a version reads precede it, in the list of its own body or of an
 //         enclosing body. A plan shards a value, or leaves it partial, only if the rules allow it
