@@ -31,180 +31,111 @@ namespace haliax::partitioning {
 namespace {
 
 // ---- residuals ----
-// Returns true if a loop can stack the value over its iterations. A loop over chunks only stacks
-// values that have the chunk axis.
-bool may_stack(const Loop& l, const Node& n) {
-  auto* chunk = find(n, l.axis.name);
-  return l.drop ? !chunk : chunk && chunk->size == prim::index_chunk(*l.index[0]);
-}
-// The body of a later loop in terms of the loop whose stacks it reads: a slice of a stack equals
-// the value that the earlier body stacked.
-struct EarlierBody {
-  NodePtr earlier;
-  Rewrite to;
+// A value that a loop would communicate again: the loop that communicates it first, and the value
+// in both loops.
+struct Residual {
+  NodePtr loop, earlier, later;
 };
-EarlierBody earlier_body_of(const GlobalGraph& graph, const std::vector<int>& order,
-                            const Node* index) {
-  EarlierBody t;
-  for (int n : order) {
+// A loop whose stacks the body of a later loop reads. A slice of a stack equals the value that the
+// earlier body stacked.
+struct StackingLoop {
+  NodePtr loop = {};  // null: the body reads no stack, or stacks of several loops
+  Rewrite to = {};
+  std::int64_t slice_bytes = 0;  // bytes of the largest slice of any array that the body reads
+};
+bool runs_over(const Loop& l, const Node* index) {
+  return l.index.size() == 1 && l.index[0].get() == index;
+}
+StackingLoop stacking_loop_of(GlobalGraph& graph, int loop, const Node* index) {
+  StackingLoop out;
+  bool several = false;
+  for (int n : graph.level(loop, 0).order) {
     auto& s = graph.ptr(n);
     if (!is_slice_at(*s, index)) continue;
+    out.slice_bytes = std::max(out.slice_bytes, s->bytes());
     auto& stack = s->in[0];
-    if (!is_loop_result(*stack)) continue;
-    auto& l = loop_of(*stack);
-    if (l.index.size() != 1 || l.index[0].get() != index) continue;
-    if (t.earlier && t.earlier != stack->in[0]) return {};
-    t.earlier = stack->in[0];
-    t.to[s.get()] = result_of(*stack).value[0];
+    if (!is_loop_result(*stack) || !runs_over(loop_of(*stack), index)) continue;
+    several |= out.loop && out.loop != stack->in[0];
+    out.loop = stack->in[0];
+    out.to[s.get()] = result_of(*stack).value[0];
   }
-  return t;
-}
-
-// Two loops over one index, and the nodes that are summed over devices in both bodies.
-struct Repeated {
-  NodePtr earlier, later;
-  Nodes nodes;
-};
-Repeated repeated(const Plan& plan, GlobalGraph& graph) {
-  Repeated out;
-  // by node
-  std::unordered_map<int, std::vector<std::pair<const Version*, const LoopPlan*>>> known;
-  for (auto& l : plan.loops) {
-    auto& loop = graph.ptr(l.node);
-    auto& index = loop_of(*loop).index;
-    if (index.size() != 1) continue;
-    auto& body = plan.body(l.bodies[0]);
-    std::int64_t slice_bytes = 0;  // largest slice that an iteration reads, in bytes
-    for (int n : graph.level(l.node, 0).order) {
-      auto& s = graph.ptr(n);
-      if (is_slice_at(*s, index[0].get())) slice_bytes = std::max(slice_bytes, s->bytes());
-    }
-    for (int k : body.versions) {
-      auto& s = plan.version(k);
-      auto& n = graph.ptr(s.node);
-      if (!s.live || !s.sums() || n->bytes() > slice_bytes || !may_stack(loop_of(*loop), *n))
-        continue;
-      for (auto& [was, by] : known[s.node]) {
-        auto& earlier = graph.ptr(by->node);
-        bool is_sibling =
-            earlier != loop && plan.body(by->bodies[0]).parent == body.parent && was->at == s.at;
-        if (!is_sibling || (out.later && (out.earlier != earlier || out.later != loop))) continue;
-        out.earlier = earlier;
-        out.later = loop;
-        out.nodes.push_back(n);
-        break;
-      }
-      known[s.node].push_back({&s, &l});
-    }
-  }
+  if (several) out.to = {};
   return out;
 }
-// Replaces the sums of the later loop by reads of the stacks of the earlier loop.
-Nodes with_repeated(const Nodes& roots, const Plan& plan, GlobalGraph& graph) {
-  auto r = repeated(plan, graph);
-  if (!r.later) return roots;
-  auto now = [](const Rewrite& to, const NodePtr& n) {
-    auto found = to.find(n.get());
-    return found == to.end() ? n : found->second;
-  };
-  Loop more = loop_of(*r.earlier);
-  for (auto& n : r.nodes) more.results.push_back({Fold::stack, Monoid::sum, {n}});
-  Rewrite first, body, then;
-  auto created = replace_loop(r.earlier, std::move(more), first);
-  auto changed = substitute(roots, first);
-  auto later = now(first, r.later);
-  Loop less = loop_of(*later);
-  auto& extended = loop_of(*created);
-  for (std::size_t k = 0; k < r.nodes.size(); ++k)
-    body[now(first, r.nodes[k]).get()] =
-        prim::slice_at(loop_result(created, extended.results.size() - r.nodes.size() + k),
-                       extended.index[0], extended.drop);
-  for (auto& result : less.results)
-    result.value = substitute(result.value, body, less.index[0].get());
-  replace_loop(later, std::move(less), then);
-  return substitute(changed, then);
-}
-// A value that the body of an earlier loop computes, and the same value in a later loop.
-struct Residual {
-  NodePtr earlier, later;
-};
-// Returns true if the body of this loop computes the value in this sharding.
-bool is_computed_in(const Plan& plan, const GlobalGraph& graph, const NodePtr& loop, int node,
-                    const Sharding& at) {
-  return std::any_of(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
-    return v.live && v.node == node && v.at == at && plan.body(v.body).loop >= 0 &&
-           graph.ptr(plan.loop(plan.body(v.body).loop).node) == loop;
+// Returns true if the loop computes the value in this sharding, and can stack it over its
+// iterations. A loop over chunks only stacks values that have the chunk axis.
+bool can_stack(const Plan& plan, const GlobalGraph& graph, const LoopPlan& p, const NodePtr& value,
+               const Sharding& at) {
+  auto& l = loop_of(graph.node(p.node));
+  auto* chunk = find(*value, l.axis.name);
+  auto& versions = plan.body(p.bodies[0]).versions;
+  bool computes = std::any_of(versions.begin(), versions.end(), [&](int k) {
+    auto& v = plan.version(k);
+    return v.live && graph.ptr(v.node) == value && v.at == at;
   });
+  return computes && (l.drop ? !chunk : chunk && chunk->size == prim::index_chunk(*l.index[0]));
 }
-// Returns the values that the loop would communicate again, and the earlier loop in which they are
-// communicated first. For example, given layers whose backward pass sums y = dot(x, w) over `model`
-// again, returns y in the forward and in the backward loop.
-std::vector<Residual> residuals_of(const Plan& plan, GlobalGraph& graph, const LoopPlan& l,
-                                   bool gathers_too, NodePtr& earlier) {
+// Returns the values that the loop would communicate again. For example, given layers whose
+// backward pass sums y = dot(x, w) over `model` again, returns y in the forward and in the backward
+// loop. Two loops over the tiles of a loss may also share a node.
+std::vector<Residual> residuals_of(const Plan& plan, GlobalGraph& graph, const LoopPlan& p,
+                                   bool gathers_too) {
   std::vector<Residual> out;
-  auto& index = loop_of(*graph.ptr(l.node)).index;
-  if (index.size() != 1) return out;
-  auto communicates = [&](const Version& v) {
+  auto& l = loop_of(graph.node(p.node));
+  auto* index = l.index[0].get();
+  auto& body = plan.body(p.bodies[0]);
+  auto communicates = [&](int k) {
+    auto& v = plan.version(k);
     return v.live && v.is<Reshard>() && v.communicates() && (v.sums() || gathers_too);
   };
-  auto& versions = plan.body(l.bodies[0]).versions;
-  if (std::none_of(versions.begin(), versions.end(),
-                   [&](int k) { return communicates(plan.version(k)); }))
+  if (l.index.size() != 1 || std::none_of(body.versions.begin(), body.versions.end(), communicates))
     return out;
-  const auto body = earlier_body_of(graph, graph.level(l.node, 0).order, index[0].get());
-  earlier = body.earlier;
-  for (int k : versions) {
+  const auto stacking = stacking_loop_of(graph, p.node, index);
+  for (int k : body.versions) {
     auto& v = plan.version(k);
     auto& later = graph.ptr(v.node);
-    if (!earlier || !communicates(v) || body.to.count(later.get())) continue;  // or saved already
-    auto to = body.to;
-    auto was = substitute({later}, to, index[0].get())[0];
-    int id = graph.find(was.get());
-    if (was == later || id < 0 || !may_stack(loop_of(*earlier), *was) ||
-        !is_computed_in(plan, graph, earlier, id, v.at))
-      continue;
-    out.push_back({was, later});
+    if (!communicates(k) || stacking.to.count(later.get())) continue;  // or saved already
+    auto to = stacking.to;
+    auto earlier = substitute({later}, to, index)[0];
+    const bool is_shared = earlier == later;
+    if (is_shared && (!v.sums() || later->bytes() > stacking.slice_bytes)) continue;
+    for (auto& other : plan.loops) {
+      if (other.node == p.node) break;
+      auto& loop = graph.ptr(other.node);
+      bool is_sibling =
+          runs_over(loop_of(*loop), index) && plan.body(other.bodies[0]).parent == body.parent;
+      if (!(is_shared ? is_sibling : loop == stacking.loop) ||
+          !can_stack(plan, graph, other, earlier, v.at))
+        continue;
+      out.push_back({loop, earlier, later});
+      break;
+    }
   }
   return out;
 }
-// Lets the earlier loop stack the values, unless it does so already, and maps them in later loops
-// to slices of the stacks.
-void save_residuals(const NodePtr& earlier, const std::vector<Residual>& residuals, Rewrite& to) {
-  Loop more = loop_of(*earlier);
-  std::vector<std::size_t> place;
-  for (auto& residual : residuals) {
-    auto same = std::find_if(more.results.begin(), more.results.end(), [&](auto& r) {
-      return r.fold == Fold::stack && r.value[0] == residual.earlier;
-    });
-    place.push_back(std::size_t(same - more.results.begin()));
-    if (same == more.results.end())
-      more.results.push_back({Fold::stack, Monoid::sum, {residual.earlier}});
-  }
-  auto index = more.index[0];
-  bool drop = more.drop;
-  auto created = replace_loop(earlier, std::move(more), to);
-  for (std::size_t i = 0; i < place.size(); ++i)
-    to[residuals[i].later.get()] = prim::slice_at(loop_result(created, place[i]), index, drop);
-}
-// Returns the roots, in which loops save additional residuals that later loops would otherwise
-// communicate again.
+// Returns the roots, in which one loop stacks the values that later loops would communicate again,
+// and these loops read the stacks.
 Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& graph, bool gathers_too) {
-  std::vector<std::pair<NodePtr, std::vector<Residual>>> residuals;  // by earlier loop
-  for (auto& l : plan.loops) {
-    NodePtr earlier;
-    auto more = residuals_of(plan, graph, l, gathers_too, earlier);
-    if (more.empty()) continue;
-    auto known = std::find_if(residuals.begin(), residuals.end(),
-                              [&](auto& r) { return r.first == earlier; });
-    if (known == residuals.end()) known = residuals.insert(known, {earlier, {}});
-    auto& all = known->second;
-    for (auto& residual : more)  // loops over one index may share nodes
-      if (std::none_of(all.begin(), all.end(), [&](auto& r) { return r.later == residual.later; }))
-        all.push_back(std::move(residual));
-  }
-  if (residuals.empty()) return with_repeated(roots, plan, graph);
+  std::vector<Residual> residuals;
+  for (auto& p : plan.loops)
+    for (auto& r : residuals_of(plan, graph, p, gathers_too)) residuals.push_back(std::move(r));
+  if (residuals.empty()) return roots;
+  // One loop at a time, and values that loops share last.
+  auto is_shared = [](auto& r) { return r.earlier == r.later; };
+  auto chosen = *std::min_element(residuals.begin(), residuals.end(),
+                                  [&](auto& a, auto& b) { return is_shared(a) < is_shared(b); });
+  Loop more = loop_of(*chosen.loop);
+  // (value in later loops, index of its stack in the results)
+  std::vector<std::pair<NodePtr, std::size_t>> stacks;
+  for (auto& r : residuals)
+    if (r.loop == chosen.loop && is_shared(r) == is_shared(chosen))
+      stacks.push_back({r.later, add_result(more, {Fold::stack, Monoid::sum, {r.earlier}})});
+  auto index = more.index[0];
+  const bool drop = more.drop;
   Rewrite to;
-  for (auto& [earlier, values] : residuals) save_residuals(earlier, values, to);
+  auto created = replace_loop(chosen.loop, std::move(more), to);
+  for (auto& [later, k] : stacks)
+    to[later.get()] = prim::slice_at(loop_result(created, k), index, drop);
   return substitute(roots, to);
 }
 // Saves residuals and plans again, until there are no more residuals to save. A saved residual may
