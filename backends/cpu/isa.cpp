@@ -70,9 +70,9 @@ const Kernels& kernels() {
 
 namespace {
 
-// Returns the kernel for bf16. With AMX, this is a kernel for small matmuls. With other bf16
-// instructions it is null, because oneDNN uses them. Otherwise it is the kernel that computes in
-// f32, which is 4x faster than oneDNN.
+// Returns the kernel for bf16. With AMX, this is a kernel for small matmuls, because oneDNN is
+// faster for large ones. Otherwise it uses the bf16 instructions of AVX-512, or computes in f32,
+// which is 4x faster than oneDNN.
 const ProductKernel* product_of_16_bits() {
 #if defined(HALIAX_AMX)
   const bool has_amx = [] {
@@ -87,8 +87,9 @@ const ProductKernel* product_of_16_bits() {
   }();
   if (has_amx) return &amx::kernel();
 #endif
-#if defined(HALIAX_X86)
-  if (__builtin_cpu_supports("avx512bf16") && most() >= Isa::avx512) return nullptr;
+#if defined(HALIAX_AVX512_BF16)
+  if (__builtin_cpu_supports("avx512bf16") && std::string_view(kernels().name) == "avx512")
+    return &bf16::kernel();
 #endif
   return kernels().product;
 }

@@ -130,6 +130,10 @@ struct KernelBlockMask {
   Side m, n, k;
   bool zero = false;
 };
+// A term of a sum of matmuls: offsets of its operands, in elements.
+struct ProductTap {
+  std::int64_t a, b;
+};
 // A matmul: c[m, n] = or += a[m, k] b[k, n]. Strides are in elements; the stride of c along n is 1.
 // Both operands are f32 or both are bf16. The result has their dtype or f32.
 struct Product {
@@ -144,12 +148,16 @@ struct Product {
   DType out;
   bool accumulate;
   KernelBlockMask block_mask = {};  // a kernel may ignore it and compute all blocks
+  // Computes the sum of the matmuls at these offsets, if it is not null.
+  const ProductTap* taps = nullptr;
+  std::int64_t tap_count = 0;
 };
 struct ProductKernel {
   void (*run)(const Product&, void* scratch);  // scratch is aligned to 64 bytes
   std::int64_t (*scratch_bytes)(const Product&);
   // the kernel packs all rows of a at once, requires unit strides, and ignores `block_mask`
   bool only_small = false;
+  bool sums_taps = false;  // the kernel supports `taps`
 };
 
 // A vector-matrix product: y[n] += sum over k of x[k] w[k, n]. w is f32 or bf16. The rows of w run
@@ -246,6 +254,9 @@ const Kernels* kernels_of(std::string_view isa);
 const ProductKernel* product_kernel(DType);
 
 namespace amx {
+const ProductKernel& kernel();
+}
+namespace bf16 {
 const ProductKernel& kernel();
 }
 namespace baseline {

@@ -16,7 +16,8 @@ namespace {
 
 #include "kernels_transpose.inc"
 
-using Half = std::uint16_t;  // bits of a bf16
+#include "kernels_halves.inc"
+
 // rows and depth of a tile of the left operand; a tile of the right one has as many columns
 constexpr std::int64_t kRows = 16, kDepth = 32;
 constexpr std::int64_t kTile = kRows * kDepth;  // elements of a tile
@@ -32,28 +33,11 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-__m512i halves(const Half* from, __mmask16 columns) {
-  return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, from));
-}
-__mmask16 first_of(std::int64_t n) {
-  return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1);
-}
-__mmask32 first_of_depth(std::int64_t n) { return n >= 32 ? 0xffffffff : (1u << n) - 1; }
-
-using Lines = Square<16>;
 void transpose_lines(const __m512i (&in)[16], Half* to) {
   Lines t;
-  for (int i = 0; i < 16; ++i) t.row[i] = reinterpret_cast<Lines::V>(in[i]);
-  transpose<8>(t);
+  transpose_pairs(in, t);
   for (int i = 0; i < 16; ++i)
     _mm512_storeu_ps(to + i * kDepth, reinterpret_cast<__m512>(t.row[i]));
-}
-// Reads 16 lines of 32 values from rows of `from` with distance `pitch`. Missing values are zero.
-void read_lines(__m512i (&to)[16], const Half* from, std::int64_t pitch, std::int64_t rows,
-                std::int64_t depth) {
-  for (int i = 0; i < 16; ++i)
-    to[i] = i < rows ? _mm512_maskz_loadu_epi16(first_of_depth(depth), from + i * pitch)
-                     : _mm512_setzero_si512();
 }
 // Reads pairs of neighboring rows of `from`, with 16 columns each.
 void read_pairs(__m512i (&to)[16], const Half* from, std::int64_t pitch, __mmask16 columns,
@@ -171,14 +155,7 @@ struct Part {
 };
 void read_sums(const Product& p, float* sums, const Part& part) {
   part.each(p, [&](std::int64_t place, std::int64_t at, __mmask16 mask) {
-    auto wide = [&] {
-      return _mm512_castsi512_ps(
-          _mm512_slli_epi32(halves(static_cast<const Half*>(p.c) + place, mask), 16));
-    };
-    _mm512_storeu_ps(sums + at,
-                     p.out == DType::f32
-                         ? _mm512_maskz_loadu_ps(mask, static_cast<const float*>(p.c) + place)
-                         : wide());
+    _mm512_storeu_ps(sums + at, read_wide(p.c, place, p.out, mask));
   });
 }
 void write_sums(const Product& p, const float* sums, const Part& part) {

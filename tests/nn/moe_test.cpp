@@ -204,6 +204,38 @@ TEST_CASE("ragged_dot: rows of no group are 0, groups may be empty, and bad size
             "experts_per_token is 5"));
 }
 
+TEST_CASE("ragged_dot in bf16 equals a dot per group, for groups of any size and both gradients") {
+  const Axis Row("row", 500), In("in", 131), Out("out", 200), Group("group", 5);
+  const std::vector<std::int64_t> sizes{1, 0, 33, 400, 60};  // 6 rows belong to no group
+  auto x = random::normal(random::key(1), {Row, In}, DType::bf16).eval(),
+       w = random::normal(random::key(2), {Group, In, Out}, DType::bf16).eval(),
+       g = random::normal(random::key(3), {Row, Out}, DType::bf16).eval();
+  auto f = [&](const std::pair<NamedArray, NamedArray>& of) {
+    return ragged_dot(of.first, of.second, array(sizes, Group), In);
+  };
+  // The same sums in f32: weights of the group of each row, as a one-hot contraction.
+  auto dense_of = [&](const std::pair<NamedArray, NamedArray>& of) {
+    std::vector<std::int64_t> group;
+    for (std::size_t k = 0; k < sizes.size(); ++k)
+      group.insert(group.end(), std::size_t(sizes[k]), std::int64_t(k));
+    group.resize(std::size_t(Row.size), Group.size);
+    auto chosen = equal(broadcast_axis(array(group, Row), Group), astype(arange(Group), DType::i64))
+                      .astype(DType::f32);
+    return dot(chosen, dot(of.first, of.second, In), Group);
+  };
+  auto wide = [](const NamedArray& a) { return a.astype(DType::f32); };
+  auto close = [](const NamedArray& a, const NamedArray& b) {
+    return largest(a.astype(DType::f32) - b) < 0.006 * largest(b);
+  };
+  auto [y, back] = vjp(f, std::pair(x, w));
+  auto [expected, expected_back] = vjp(dense_of, std::pair(wide(x), wide(w)));
+  CHECK(close(y, expected));
+  auto [x_grad, w_grad] = back(g);
+  auto [x_expected, w_expected] = expected_back(wide(g));
+  CHECK(close(x_grad, x_expected));
+  CHECK(close(w_grad, w_expected));
+}
+
 TEST_CASE("MoELinear multiplies sorted rows by the weight of their expert, in both orders") {
   auto x = random::normal(random::key(0), {Token, Embed});
   auto sizes = array(std::vector<std::int32_t>{2, 0, 3, 2}, Experts);
