@@ -323,12 +323,26 @@ NodePtr contract_windows(G x, G weight, const WindowAttr& w, const Axes& remaini
 NodePtr unwindow_contraction(G y, G weight, const WindowAttr& w, const Axes& full, DType dtype) {
   return Adjoint(w, full, dtype).of(y, weight);
 }
+namespace {
+// Returns unwindow(g, ...) as contractions if g is a contraction or a sum of contractions, or null.
+// The gradient of windows that several contractions read is such a sum.
+NodePtr unwindow_contractions(G g, const WindowAttr& w, const Axes& full) {
+  auto& c = stripped(g);
+  if (c->op == &kAdd) {
+    auto a = unwindow_contractions(c->in[0], w, full);
+    auto b = a ? unwindow_contractions(c->in[1], w, full) : nullptr;
+    return b ? add(a, b) : nullptr;
+  }
+  for (std::size_t k = 0; c->op == &kContract && k < 2; ++k)
+    if (auto& weight = c->in[k], &y = c->in[1 - k];
+        has_all_kernels(*weight, w) && has_all_sides(*y, w))
+      return unwindow_contraction(y, weight, w, full, g->dtype);
+  return nullptr;
+}
+}  // namespace
+
 NodePtr unwindow(G g, const WindowAttr& w, const Axes& full) {
-  if (auto& c = stripped(g); c->op == &kContract && Adjoint::supports(w))
-    for (std::size_t k = 0; k < 2; ++k)
-      if (auto& weight = c->in[k], &y = c->in[1 - k];
-          has_all_kernels(*weight, w) && has_all_sides(*y, w))
-        return unwindow_contraction(y, weight, w, full, g->dtype);
+  if (auto x = Adjoint::supports(w) ? unwindow_contractions(g, w, full) : nullptr) return x;
   // the sum of the windows at each kernel position
   NodePtr total;
   std::int64_t positions = 1;
