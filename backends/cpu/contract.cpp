@@ -29,7 +29,8 @@ struct MatmulPlan {
   program::MatrixProducts choice;
   std::int64_t group = 1, outer_points = 1, k_points = 1;
   std::int64_t m_block = 1, n_block = 1, m_blocks = 1, n_blocks = 1, groups = 1;
-  MatrixDim group_dim;  // the batch dim within a primitive (stride 0 if group == 1)
+  MatrixDim group_dim;           // the batch dim within a primitive (stride 0 if group == 1)
+  std::vector<ProductTap> taps;  // the positions of k_outer, if one matmul of the kernel sums them
   // [last block of m or of the group + 2 * last block of n][accumulate]
   std::shared_ptr<const Gemm> gemms[4][2];
   std::int64_t slice = 0;  // bytes of scratch per worker
@@ -93,7 +94,8 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
 // first, so that each block of columns reads its part of b once.
 void choose_blocks(MatmulPlan& p) {
   auto& c = p.choice;
-  const std::int64_t macs = c.m.n * c.n.n * c.k.n;
+  const std::int64_t terms = std::max<std::int64_t>(1, std::int64_t(p.taps.size()));
+  const std::int64_t macs = c.m.n * c.n.n * c.k.n * terms;
   if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several per call
     auto widest = std::max_element(c.outer.begin(), c.outer.end(),
                                    [](auto& x, auto& y) { return x.n < y.n; });
@@ -158,6 +160,7 @@ std::optional<program::MatrixProducts> window_products(const Contract& c, Matmul
                                                        bool unsplit_k) {
   const auto* kernel = product_kernel(c.a.dtype);
   if (!kernel || kernel->only_small || !program::reads_windows(c)) return {};
+  if (kernel->sums_taps) unsplit_k = false;
   auto choice = program::strided_matrix_products(c, unsplit_k);
   // Matmuls of short rows are slower than a copy of the windows and one large matmul.
   if (!choice || choice->n.n < shortest_row || choice->k.n < shortest_sum)
@@ -168,6 +171,14 @@ std::optional<program::MatrixProducts> window_products(const Contract& c, Matmul
   return uses_own_kernel(shape) ? choice : std::nullopt;
 }
 
+// Replaces the matmuls of k_outer by one matmul, which sums their terms before it rounds.
+void sum_in_kernel(MatmulPlan& p) {
+  auto& outer = p.choice.k_outer;
+  const auto count = points(outer);
+  for (std::int64_t k = 0; count > 1 && k < count; ++k)
+    p.taps.push_back({offset_at(outer, &MatrixDim::a, k), offset_at(outer, &MatrixDim::b, k)});
+  outer = {};
+}
 // Returns null if the contraction must run in LoopContractStep.
 std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const bool dtypes =
@@ -185,6 +196,7 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   p->choice = *choice;
   if (uses_own_kernel(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
     p->kernel = product_kernel(c.a.dtype);
+  if (p->kernel && p->kernel->sums_taps) sum_in_kernel(*p);
   choose_blocks(*p);
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
                      n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
@@ -197,7 +209,8 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
           gemm_shape(*p, c, first && p->group > 1 ? g_edge : p->group, first ? m_edge : p->m_block,
                      second ? n_edge : p->n_block, accumulate));
       if (!p->gemms[edge][accumulate]) return nullptr;
-      p->slice = std::max(p->slice, round_up(scratch_bytes(*p->gemms[edge][accumulate]), 64));
+      p->slice =
+          std::max(p->slice, round_up(scratch_bytes(*p->gemms[edge][accumulate], p->taps), 64));
     }
   const std::int64_t bytes = haliax::bytes_of(c.a.dtype);
   p->packed_a_bytes = p->choice.pack_a.used ? round_up(p->choice.pack_a.elements * bytes, 64) : 0;
@@ -269,7 +282,7 @@ class MatmulStep final : public CompiledStep {
         calls_[static_cast<std::size_t>(worker * 8 + edge * 2 + accumulate)]->run(
             a + (at_a + offset_at(c.k_outer, &MatrixDim::a, k)) * in_bytes_,
             b + (at_b + offset_at(c.k_outer, &MatrixDim::b, k)) * in_bytes_,
-            out + at_out * out_bytes_, slice, mine);
+            out + at_out * out_bytes_, slice, {mine, p.taps});
       }
     });
     if (p.choice.pack_out.used) packed(copy_out_, out, result);

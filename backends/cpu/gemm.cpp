@@ -67,7 +67,7 @@ bool has_unit_strides(const GemmShape& s) {
   return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1);
 }
 Product product_of(const GemmShape& s, const void* a, const void* b, void* out,
-                   const KernelBlockMask& block_mask = {}) {
+                   const KernelBlockMask& block_mask, const ProductTaps& taps) {
   return {s.m,
           s.n,
           s.k,
@@ -82,7 +82,9 @@ Product product_of(const GemmShape& s, const void* a, const void* b, void* out,
           s.out_stride[1],
           s.out,
           s.accumulate,
-          block_mask};
+          block_mask,
+          taps.empty() ? nullptr : taps.data(),
+          std::int64_t(taps.size())};
 }
 void check(dnnl_status_t status) {
   if (status != dnnl_success) throw Error("[dot] oneDNN failed to run a matmul");
@@ -160,10 +162,10 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
   } catch (const Error&) {}
   return gemm;
 }
-std::int64_t scratch_bytes(const Gemm& gemm) {
+std::int64_t scratch_bytes(const Gemm& gemm, const ProductTaps& taps) {
   const GemmShape& s = gemm.shape;
   if (s.own_kernel)
-    return product_kernel(s.a)->scratch_bytes(product_of(s, nullptr, nullptr, nullptr));
+    return product_kernel(s.a)->scratch_bytes(product_of(s, nullptr, nullptr, nullptr, {}, taps));
   return static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
@@ -183,8 +185,7 @@ GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
 GemmCall::GemmCall(GemmCall&&) noexcept = default;
 GemmCall::~GemmCall() = default;
 
-void GemmCall::run(const void* a, const void* b, void* out, void* scratch,
-                   const KernelBlockMask& block_mask) {
+void GemmCall::run(const void* a, const void* b, void* out, void* scratch, const Options& options) {
   if (gemm_->shape.own_kernel) {
     const GemmShape& s = gemm_->shape;
     const auto at = [](auto* p, std::int64_t elements, DType dtype) {
@@ -195,7 +196,8 @@ void GemmCall::run(const void* a, const void* b, void* out, void* scratch,
     for (std::int64_t g = 0; g < s.g; ++g)
       product_kernel(s.a)->run(
           product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
-                     at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out), block_mask),
+                     at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out),
+                     options.block_mask, options.taps),
           scratch);
     return;
   }

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels.h"
 
@@ -30,7 +31,9 @@ class Gemm;  // a prepared matmul, shared by all steps of the same shape
 bool uses_own_kernel(const GemmShape&);
 // Returns null if there is no fast implementation.
 std::shared_ptr<const Gemm> find_gemm(const GemmShape&);
-std::int64_t scratch_bytes(const Gemm&);
+// taps: terms that a kernel of this backend sums (ProductTap); none for one matmul
+using ProductTaps = std::vector<ProductTap>;
+std::int64_t scratch_bytes(const Gemm&, const ProductTaps& taps = {});
 
 // The state that one worker needs to run a Gemm: oneDNN objects that hold pointers.
 class GemmCall {
@@ -38,8 +41,12 @@ class GemmCall {
   explicit GemmCall(std::shared_ptr<const Gemm>);
   GemmCall(GemmCall&&) noexcept;
   ~GemmCall();
-  void run(const void* a, const void* b, void* out, void* scratch,
-           const KernelBlockMask& block_mask = {});
+  // Arguments that only kernels of this backend use.
+  struct Options {
+    const KernelBlockMask& block_mask;
+    const ProductTaps& taps;
+  };
+  void run(const void* a, const void* b, void* out, void* scratch, const Options&);
 
  private:
   struct Handles;
