@@ -5,6 +5,7 @@
 
 #include "base/scalar.h"
 #include "base/thread_pool.h"
+#include "kernels.h"
 #include "strided_copy.h"
 
 namespace haliax::cpu {
@@ -364,7 +365,8 @@ class ScatterStep final : public CompiledStep {
   explicit ScatterStep(const program::Scatter& scatter)
       : updates_(scatter.updates), target_(scatter.target), ids_(scatter.indexed, scatter.clamp),
         lines_("scatter", scatter.dims, scatter.updates.strides, scatter.target.strides, ids_),
-        dtype_(scatter.target.dtype), update_(scatter.update), part_(lines_.disjoint()) {
+        dtype_(scatter.target.dtype), update_(scatter.update), add_(add_of(dtype_, update_)),
+        part_(lines_.disjoint()) {
     const std::int64_t n = lines_.run_size(), rows = lines_.rows(),
                        most = rows * lines_.run_points() / 16384;
     const bool distinct = lines_.run_stride(1) != 0;  // the columns of a run are distinct elements
@@ -428,13 +430,37 @@ class ScatterStep final : public CompiledStep {
   void update_run(const T* from, T* to, std::int64_t n, std::int64_t fs, std::int64_t ts,
                   const F& f) const {
     if (update_ == program::Update::set) return copy_run(from, to, n, fs, ts);
+    if (add_ && fs == 1 && ts == 1) return add_run(from, to, n);
     for (std::int64_t i = 0; i < n; ++i) to[i * ts] = f(to[i * ts], from[i * fs]);
+  }
+  // Adds neighbors to neighbors by the vector kernels, with bitwise identical results.
+  void add_run(const void* from, void* to, std::int64_t n) const {
+    constexpr std::int64_t most = 256;
+    alignas(64) float a[most], b[most];
+    const std::int64_t bytes = haliax::bytes_of(dtype_);
+    const auto load = kernels().load(dtype_);
+    const auto store = kernels().store(dtype_);
+    for (std::int64_t i = 0; i < n; i += most) {
+      const auto some = std::min(most, n - i);
+      std::byte* at = static_cast<std::byte*>(to) + i * bytes;
+      load(a, at, 1, some);
+      load(b, static_cast<const std::byte*>(from) + i * bytes, 1, some);
+      const void* in[] = {a, b};
+      add_(a, in, some);
+      store(at, a, 1, some);
+    }
+  }
+  // Returns the kernel for sums of floats that are combined in f32, or null.
+  static Kernel add_of(DType dtype, program::Update update) {
+    const bool adds = is_float(dtype) && dtype != DType::f64 && update == program::Update::add;
+    return adds ? kernels().map(program::Code::add, LaneType::f32, Shape::vector_vector) : nullptr;
   }
   Place updates_, target_;
   Ids ids_;
   PickedLines lines_;
   DType dtype_;
   program::Update update_;
+  Kernel add_;
   PartOfDim part_;  // the dim that is split over the workers; last = 0: the columns are split
   std::int64_t positions_ = 1, columns_ = 1, blocks_ = 1;
 };
