@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include "graph/axes.h"
+#include "graph/fail.h"
 #include "graph/node.h"
+#include "haliax/fmt.h"
 #include "haliax/ops.h"
 #include "transforms/sharding.h"
 
@@ -33,7 +35,12 @@ std::optional<ExpertParallel> expert_parallel(const Axis& Experts, const Axes& t
   if (!mesh || !mapping || context().tracing == 0) return {};
   const auto names = physical_axis_name(Experts);
   const auto devices = devices_of(*mesh, names);
-  if (devices == 1 || Experts.size % devices != 0) return {};
+  if (devices == 1) return {};
+  if (Experts.size % devices != 0)
+    fail("moe",
+         "the mapping shards {} over the {} devices of mesh axes {}, which do not divide the "
+         "experts; use a multiple of {} experts, or shard another axis, such as the hidden one",
+         Experts, devices, fmt::format("{}", fmt::join(names, ", ")), devices);
   for (auto& a : features)
     if (overlap(physical_axis_name(a), names)) return {};
 

@@ -136,6 +136,21 @@ TEST_CASE("MoE with sharded experts sends each row to the device of its expert, 
     }
 }
 
+TEST_CASE("MoE raises if the devices of the experts do not divide their number") {
+  auto m = nn::MoE::init(Experts, Embed, Mlp, random::key(0));
+  auto x = random::normal(random::key(1), {Batch, Pos, Embed});
+  auto layer = [](const nn::MoE& l, const NamedArray& in) { return l(in); };
+  const Mesh mesh{{{"data", 2}, {"model", 3}}};
+  auto sharded = [&](const Mapping& mapping) {
+    return message_of([&] { named_jit(layer, {.mesh = mesh, .axis_resources = mapping})(m, x); });
+  };
+  const auto message = sharded({{"expert", "model"}});
+  CHECK(has(message, "[moe] the mapping shards expert=4 over the 3 devices of mesh axes model"));
+  CHECK(has(message, "use a multiple of 3 experts"));
+  CHECK(has(message, "moe_test.cpp"));
+  CHECK(sharded({{"expert", "data"}}) == "");
+}
+
 TEST_CASE("ragged_dot has batch axes") {
   const Axis Rows("row", 7);
   auto x = random::normal(random::key(0), {Batch, Rows, Embed});
