@@ -52,6 +52,24 @@ Word read_word(const Half* from) {
   return w;
 }
 
+// Rows of a that the next tiles read. One cache line is prefetched per four pairs of a tile.
+struct RowsAhead {
+  const Half *at = nullptr, *end = nullptr;  // within the current row
+  std::int64_t width = 0, pitch = 0, rows = 0;
+  RowsAhead() = default;
+  RowsAhead(const Half* from, std::int64_t n, std::int64_t count, std::int64_t distance)
+      : at(from), end(from + n), width(n), pitch(distance), rows(count) {}
+  void fetch() {
+    if (rows <= 0) return;
+    __builtin_prefetch(at, 0, 2);
+    at += 64 / sizeof(Half);
+    if (at < end) return;
+    --rows;
+    at = end - width + pitch;
+    end += pitch;
+  }
+};
+
 // ---- multiplication ----
 // The operands of a tile, for one or several terms that are summed. Rows of a are read in place, or
 // from packed pairs of kRows rows.
@@ -65,7 +83,9 @@ struct Operands {
   std::int64_t term_count;
 };
 // c[R, N vectors] = or += the sum over the terms of a[R, k] b[k, N vectors].
-template <int R, int N> void tile(const Operands& in, float* c, std::int64_t pitch, bool add) {
+template <int R, int N>
+void tile(const Operands& in, float* c, std::int64_t pitch, bool add, RowsAhead& soon) {
+  auto ahead = soon;  // a copy in registers
   __m512 sum[R][N];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
@@ -76,6 +96,7 @@ template <int R, int N> void tile(const Operands& in, float* c, std::int64_t pit
     const Half* a = in.a + in.terms[t].a;
     const Word* b = in.b + in.terms[t].b;
     for (auto k = in.pairs; k > 0; --k, a += a_pair, b += b_pair) {
+      if (k % 4 == 0) ahead.fetch();
       __m512bh y[N];
 #pragma GCC unroll 3
       for (int q = 0; q < N; ++q) y[q] = (__m512bh)load_words(b + q * kLanes);
@@ -87,6 +108,7 @@ template <int R, int N> void tile(const Operands& in, float* c, std::int64_t pit
       }
     }
   }
+  soon = ahead;
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 3
@@ -95,7 +117,7 @@ template <int R, int N> void tile(const Operands& in, float* c, std::int64_t pit
       _mm512_storeu_ps(at, add ? _mm512_add_ps(_mm512_loadu_ps(at), sum[r][q]) : sum[r][q]);
     }
 }
-using Tile = void (*)(const Operands&, float*, std::int64_t, bool);
+using Tile = void (*)(const Operands&, float*, std::int64_t, bool, RowsAhead&);
 template <int N, std::size_t... R> Tile tile_of(std::int64_t rows, std::index_sequence<R...>) {
   static constexpr Tile all[] = {tile<R + 1, N>...};
   return all[rows - 1];
@@ -310,6 +332,7 @@ class BlockProduct {
         in.a = left_at(row + i, size_.shares ? kNoOffset : tap_);
         in.a_row = p_.a_m;
         in.a_pair = 2;
+        ahead_ = {in.a + kRows * p_.a_m, k_, std::min(kRows, rows_ - row - i - kRows), p_.a_m};
       }
       for (std::int64_t q = 0; q < panels_; ++q) {
         in.b = right_ + first_of_panel_[q] * (size_.shares ? 1 : pairs_);
@@ -326,10 +349,10 @@ class BlockProduct {
     float* sums = sums_ + row * size_.width + first;
     const auto to = (i_ + row) * p_.c_m + j_ + first;
     if (p_.out == DType::f32 && columns == pitch)
-      return run(in, static_cast<float*>(p_.c) + to, p_.c_m, p_.accumulate || !first_);
-    if (p_.out != DType::f32 && !last_) return run(in, sums, size_.width, !first_);
+      return run(in, static_cast<float*>(p_.c) + to, p_.c_m, p_.accumulate || !first_, ahead_);
+    if (p_.out != DType::f32 && !last_) return run(in, sums, size_.width, !first_, ahead_);
     alignas(64) float all[kRows * kColumns];
-    run(in, all, pitch, false);
+    run(in, all, pitch, false, ahead_);
     const bool in_sums = p_.out != DType::f32 && !first_;
     const bool in_c = p_.accumulate || (p_.out == DType::f32 && !first_);
     for (std::int64_t r = 0; r < rows; ++r)
@@ -362,6 +385,7 @@ class BlockProduct {
   std::int64_t panels_ = 0, first_of_panel_[kPanels + 1];
   ProductTap terms_[kMostTaps];
   std::int64_t term_count_ = 1;
+  RowsAhead ahead_;
 };
 
 std::int64_t scratch_bytes(const Product& p) {
