@@ -54,15 +54,18 @@ struct Runs {
       stride[count++] = step;
     }
   }
-  // Calls f(offset in memory, position in the register, stride, n) for each innermost run.
-  template <class F> void each(const F& f) const {
-    if (count == 0) return f(std::int64_t(0), std::int64_t(0), std::int64_t(1), std::int64_t(1));
-    const int last = count - 1;
+  // Calls f(offset in memory, position in the register, strides, rows, n) for each pair of the
+  // innermost runs. A single run is one row.
+  template <class F> void each_rows(const F& f) const {
+    if (count < 2)
+      return f(std::int64_t(0), std::int64_t(0), RowStrides{0, count == 0 ? 1 : stride[0]},
+               std::int64_t(1), count == 0 ? std::int64_t(1) : size[0]);
+    const int row = count - 2, last = count - 1;
     std::int64_t index[max_dims + 1] = {}, memory = 0, position = 0;
     for (;;) {
-      f(memory, position, stride[last], size[last]);
-      position += size[last];
-      int d = last - 1;
+      f(memory, position, RowStrides{stride[row], stride[last]}, size[row], size[last]);
+      position += size[row] * size[last];
+      int d = row - 1;
       for (; d >= 0; --d) {
         memory += stride[d];
         if (++index[d] < size[d]) break;
@@ -228,9 +231,12 @@ void fill_ends(const FusedRun& run, const Tile& tile, std::int64_t visible_point
       rows.add(tile.size[d], access.strides[std::size_t(d)]);
     }
     std::byte* const memory = run.bases[std::size_t(number)].memory + last * bytes;
-    rows.each([&](std::int64_t offset, std::int64_t, std::int64_t stride, std::int64_t n) {
-      for (std::int64_t r = 0; r < n; ++r)
-        repeat(memory + (offset + r * stride) * bytes, bytes, step, left);
+    rows.each_rows([&](std::int64_t offset, std::int64_t, RowStrides strides, std::int64_t outer,
+                       std::int64_t inner) {
+      for (std::int64_t o = 0; o < outer; ++o)
+        for (std::int64_t r = 0; r < inner; ++r)
+          repeat(memory + (offset + o * strides.row + r * strides.column) * bytes, bytes, step,
+                 left);
     });
   }
 }
@@ -325,8 +331,8 @@ class TapePlayer {
       case Op::zero:
         return expect_zero(op);
       case Op::recode:
-        op.store_run(values.value(op.in[1]), values.value(op.in[0]), 1, n);
-        op.load_run(values.value(op.out), values.value(op.in[1]), 1, n);
+        op.store_rows(values.value(op.in[1]), {0, 1}, values.value(op.in[0]), 1, n);
+        op.load_rows(values.value(op.out), values.value(op.in[1]), {0, 1}, 1, n);
         return;
     }
   }
@@ -485,10 +491,10 @@ class TapePlayer {
     }
     char* reg = static_cast<char*>(values.value(op.out) = values.home_of(std::size_t(op.out)));
     const int width = cpu::bytes_of(op.lane);
-    runs.each(
-        [&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
-          op.load_run(reg + position * width, memory + offset * bytes, stride, count);
-        });
+    runs.each_rows([&](std::int64_t offset, std::int64_t position, RowStrides strides,
+                       std::int64_t rows, std::int64_t count) {
+      op.load_rows(reg + position * width, memory + offset * bytes, strides, rows, count);
+    });
   }
   void store(const Op& op) {
     const Access& access = values.plan.accesses[std::size_t(op.access)];
@@ -498,21 +504,21 @@ class TapePlayer {
     const char* reg = static_cast<const char*>(values.value(op.in[0]));
     if (static_cast<const void*>(reg) == memory) return;  // written there directly
     const int width = cpu::bytes_of(lane_type_of(access.dtype));
-    runs.each(
-        [&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
-          op.store_run(memory + offset * bytes, reg + position * width, stride, count);
-        });
+    runs.each_rows([&](std::int64_t offset, std::int64_t position, RowStrides strides,
+                       std::int64_t rows, std::int64_t count) {
+      op.store_rows(memory + offset * bytes, strides, reg + position * width, rows, count);
+    });
   }
   void iota(const Op& op) {
     const Access& access = values.plan.accesses[std::size_t(op.access)];
     Runs runs;
     const std::int64_t start =
         values.run.bases[std::size_t(op.access)].start + values.begin(op, access, runs);
-    runs.each(
-        [&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
-          char* reg = static_cast<char*>(values.value(op.out)) + position * cpu::bytes_of(op.lane);
-          kernels().count(op.lane, reg, start + offset, stride, count);
-        });
+    runs.each_rows([&](std::int64_t offset, std::int64_t position, RowStrides strides,
+                       std::int64_t rows, std::int64_t count) {
+      char* reg = static_cast<char*>(values.value(op.out)) + position * cpu::bytes_of(op.lane);
+      kernels().count(op.lane, reg, start + offset, strides, rows, count);
+    });
   }
 
   int pitched_ = -1;  // the value that aliases memory with a row pitch

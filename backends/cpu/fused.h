@@ -83,8 +83,8 @@ struct Op {
   int which = -1;    // assembled: index into FusedPlan::assembled
   Kernel kernel = nullptr;
   FetchingKernel fetching = nullptr;  // map: used instead of `kernel`
-  Load load_run = nullptr;
-  Store store_run = nullptr;
+  LoadRows load_rows = nullptr;
+  StoreRows store_rows = nullptr;
 };
 using Tape = std::vector<Op>;
 

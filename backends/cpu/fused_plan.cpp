@@ -125,7 +125,7 @@ class Planner : FusedAnalysis {
     if (in.code == Code::iota) {
       wrap(where, value, me.extent, in.dtype);
     } else {
-      op.load_run = kernels().load(in.view.dtype);
+      op.load_rows = kernels().load_rows(in.view.dtype);
       plan_.accesses[static_cast<std::size_t>(me.access)].direct =
           !is_16_bit(in.view.dtype) && !me.fixed;
       if (in.view.dtype != in.dtype)
@@ -148,8 +148,8 @@ class Planner : FusedAnalysis {
     Op& op = push(where, Op::recode, extent, lane_type_of(to));
     op.in[0] = value;
     op.in[1] = temporary;
-    op.store_run = kernels().store(from);
-    op.load_run = kernels().load(to);
+    op.store_rows = kernels().store_rows(from);
+    op.load_rows = kernels().load_rows(to);
     return op.out;
   }
 
@@ -285,7 +285,7 @@ class Planner : FusedAnalysis {
       Op& load = push(where, Op::load, extent, lane_type_of(in.view.dtype));
       load.access = info(i).access;
       load.outer_access = outer_access;
-      load.load_run = kernels().load(in.view.dtype);
+      load.load_rows = kernels().load_rows(in.view.dtype);
       int args[2] = {load.out, value};
       const bool scalar[2] = {};
       value = map(where, combining(in.code), extent, lane_type_of(in.view.dtype), in.view.dtype,
@@ -297,7 +297,7 @@ class Planner : FusedAnalysis {
     op.in[0] = value;
     op.access = info(i).access;
     op.outer_access = outer_access;
-    op.store_run = kernels().store(in.view.dtype);
+    op.store_rows = kernels().store_rows(in.view.dtype);
     into.push_back(op);
   }
   // Limits each row to the elements that its masks leave visible. The checks of the hidden elements

@@ -11,7 +11,7 @@
 namespace haliax::cpu {
 namespace {
 
-constexpr std::int64_t kOutside = std::numeric_limits<std::int64_t>::min();
+constexpr std::int64_t kOutside = IdRun::outside;
 constexpr int kMaxDims = 64;
 constexpr int kSegment = 1024;  // positions of a line that are resolved at a time
 
@@ -38,39 +38,21 @@ class Ids {
     const DType dtype = indexed_[k].ids.dtype;
     const std::byte* ids = bases_[k] + at * haliax::bytes_of(dtype);
     const std::int64_t step = n > 1 ? stride(k, dim) : 0;
-    auto typed = [&](auto zero) {
-      using T = decltype(zero);
-      add(k, offsets, n, [=](std::int64_t j) {
-        return static_cast<std::int64_t>(reinterpret_cast<const T*>(ids)[j * step]);
-      });
-    };
-    switch (dtype) {
-      case DType::i32:
-        return typed(std::int32_t());
-      case DType::i64:
-        return typed(std::int64_t());
-      case DType::u32:
-        return typed(std::uint32_t());
-      default:
-        add(k, offsets, n, [=](std::int64_t j) {
-          return scalar::load(dtype, ids + j * step * haliax::bytes_of(dtype)).integer;
-        });
+    if (dtype == DType::i32 || dtype == DType::i64)
+      return kernels().add_ids(offsets, run_of(k, ids, dtype, step), n);
+    // Other dtypes are read one by one. A u64 out of range does not count from the end.
+    const bool unsigned_64 = dtype == DType::u64;
+    for (std::int64_t j = 0; j < n; ++j) {
+      std::int64_t id = scalar::load(dtype, ids + j * step * haliax::bytes_of(dtype)).integer;
+      if (unsigned_64 && id < 0) id = indexed_[k].size;
+      kernels().add_ids(offsets + j, run_of(k, &id, DType::i64, 0), 1);
     }
   }
 
  private:
-  template <class F>
-  void add(std::size_t k, std::int64_t* offsets, std::int64_t n, const F& id_of) const {
-    const std::int64_t size = indexed_[k].size, stride = indexed_[k].stride;
-    const std::int64_t from_end = indexed_[k].ids.dtype == DType::u64 ? kOutside : size;
-    const bool clamps = clamp_ && size > 0;
-    for (std::int64_t j = 0; j < n; ++j) {
-      std::int64_t id = id_of(j);
-      if (id < 0) id = from_end == kOutside ? size : id + size;
-      if (clamps) id = std::clamp<std::int64_t>(id, 0, size - 1);
-      const bool inside = id >= 0 && id < size && offsets[j] != kOutside;
-      offsets[j] = inside ? offsets[j] + id * stride : kOutside;
-    }
+  IdRun run_of(std::size_t k, const void* ids, DType dtype, std::int64_t step) const {
+    const program::Indexed& indexed = indexed_[k];
+    return {ids, dtype, step, indexed.size, indexed.stride, clamp_ && indexed.size > 0};
   }
   const std::vector<program::Indexed>& indexed_;
   std::vector<Place> places_;
@@ -266,13 +248,9 @@ class GatherStep final : public CompiledStep {
   template <class T>
   static void gather_line(const T* table, T* out, T absent, const std::int64_t* offsets,
                           std::int64_t n, std::int64_t step) {
-    auto value = [&](std::int64_t j) {
-      return offsets[j] != kOutside ? table[offsets[j]] : absent;
-    };
-    if (step == 1)
-      for (std::int64_t j = 0; j < n; ++j) out[j] = value(j);
-    else
-      for (std::int64_t j = 0; j < n; ++j) out[j * step] = value(j);
+    if (step == 1) return kernels().gather_values(sizeof(T), out, table, offsets, &absent, n);
+    for (std::int64_t j = 0; j < n; ++j)
+      out[j * step] = offsets[j] != kOutside ? table[offsets[j]] : absent;
   }
   Place table_, out_;
   Ids ids_;

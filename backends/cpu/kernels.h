@@ -100,6 +100,25 @@ enum class Shape : std::uint8_t { vector_vector, vector_scalar, scalar_vector };
 // Copies between a dense register and strided memory. Strides are in elements.
 using Load = void (*)(void* reg, const void* memory, std::int64_t stride, std::int64_t n);
 using Store = void (*)(void* memory, const void* reg, std::int64_t stride, std::int64_t n);
+// The distance between rows and between neighbors of a row, in elements.
+struct RowStrides {
+  std::int64_t row, column;
+};
+// Copy `rows` rows of n elements between a dense register and strided memory.
+using LoadRows = void (*)(void* reg, const void* memory, RowStrides, std::int64_t rows,
+                          std::int64_t n);
+using StoreRows = void (*)(void* memory, RowStrides, const void* reg, std::int64_t rows,
+                           std::int64_t n);
+
+// The ids of a line of a gather or a scatter, as i32 or i64. Negative ids count from the end.
+struct IdRun {
+  static constexpr std::int64_t outside = INT64_MIN;  // the offset of an id out of range
+  const void* ids;
+  DType dtype;
+  std::int64_t step;          // distance between ids, in elements
+  std::int64_t size, stride;  // of the indexed dim
+  bool clamps;                // ids out of range become the first or the last position
+};
 
 // The kernels of a reduction. A reduction has one accumulator of `bytes` bytes for each outer
 // element.
@@ -222,10 +241,21 @@ struct Kernels {
   FetchingKernel exp_difference;
   Kernel (*cast)(LaneType from, DType to);
   Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null if no rounding is needed
-  // writes start, start + step, ...
-  void (*count)(LaneType, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);
+  // reg[r, c] = start + r * steps.row + c * steps.column
+  void (*count)(LaneType, void* reg, std::int64_t start, RowStrides steps, std::int64_t rows,
+                std::int64_t n);
   Load (*load)(DType);
   Store (*store)(DType);
+  LoadRows (*load_rows)(DType);
+  StoreRows (*store_rows)(DType);
+  // Copies rows of n elements of `bytes` bytes. The arrays do not overlap.
+  void (*copy_rows)(int bytes, void* to, RowStrides to_strides, const void* from,
+                    RowStrides from_strides, std::int64_t rows, std::int64_t n);
+  // Adds the id times its stride to each of n offsets, or sets the offset to IdRun::outside.
+  void (*add_ids)(std::int64_t* offsets, const IdRun&, std::int64_t n);
+  // out[j] = table[offsets[j]], or *absent if the offset is IdRun::outside
+  void (*gather_values)(int bytes, void* out, const void* table, const std::int64_t* offsets,
+                        const void* absent, std::int64_t n);
   Reduction (*reduce)(program::Code, LaneType lane, DType result);
   // c (m, n) += a (m, k) b (k, n) for dtypes and sizes that oneDNN does not handle. All operands
   // are dense; rows of b and c are multiples of 64 bytes; n is at most 64.

@@ -34,6 +34,8 @@ using program::Code;
 
 #include "kernels_transpose.inc"
 
+#include "kernels_move.inc"
+
 #include "kernels_running.inc"
 
 #include "kernels_stencil.inc"
@@ -59,9 +61,10 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{
-      name_of_isa,     find_map,       exp_difference, find_cast,     find_wrap, count_up,
-      find_load,       find_store,     find_reduction, multiply_lane, widen,     narrow,
-      product_or_none, vector_product, running_sums,   stencil,       sort_block};
+      name_of_isa,    find_map,       exp_difference, find_cast,       find_wrap, count_rows,
+      find_load,      find_store,     find_load_rows, find_store_rows, copy_rows, add_ids,
+      gather_values,  find_reduction, multiply_lane,  widen,           narrow,    product_or_none,
+      vector_product, running_sums,   stencil,        sort_block};
   return kernels;
 }
 

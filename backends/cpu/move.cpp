@@ -1,20 +1,20 @@
 // Strided copies, in blocks for the workers.
 #include "base/thread_pool.h"
+#include "kernels.h"
 #include "strided_copy.h"
 
 namespace haliax::cpu {
 namespace {
 
-// Copies rows x cols in squares, so that each cache line is used while it is cached.
-template <class T>
-void copy_tile(const T* from, T* to, std::int64_t rows, std::int64_t cols, std::int64_t fr,
-               std::int64_t fc, std::int64_t tr, std::int64_t tc) {
+// Copies rows x cols elements in squares, so that each cache line is used while it is cached.
+void copy_tile(int bytes, void* to, RowStrides ts, const void* from, RowStrides fs,
+               std::int64_t rows, std::int64_t cols) {
   constexpr std::int64_t side = 32;
   for (std::int64_t r = 0; r < rows; r += side)
     for (std::int64_t c = 0; c < cols; c += side)
-      for (std::int64_t i = r; i < std::min(rows, r + side); ++i)
-        for (std::int64_t j = c; j < std::min(cols, c + side); ++j)
-          to[i * tr + j * tc] = from[i * fr + j * fc];
+      kernels().copy_rows(bytes, static_cast<char*>(to) + (r * ts.row + c * ts.column) * bytes, ts,
+                          static_cast<const char*>(from) + (r * fs.row + c * fs.column) * bytes, fs,
+                          std::min(side, rows - r), std::min(side, cols - c));
 }
 
 }  // namespace
@@ -69,13 +69,12 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
     const std::int64_t *f = dims_merged_.stride[0], *t = dims_merged_.stride[1];
     const int a = outer_, b = dims_merged_.count - 1;
     auto piece = [&](const T* s, T* d, std::int64_t rows) {
-      if (a == b) return copy_run(s, d, rows, f[a], t[a]);
-      if (f[b] == 1 || f[b] == 0 || std::abs(f[a]) != 1) {
-        for (std::int64_t r = 0; r < rows; ++r)
-          copy_run(s + r * f[a], d + r * t[a], dims_merged_.size[b], f[b], t[b]);
-      } else {
-        copy_tile(s, d, rows, dims_merged_.size[b], f[a], f[b], t[a], t[b]);
-      }
+      if (a == b) return kernels().copy_rows(bytes_, d, {0, t[a]}, s, {0, f[a]}, 1, rows);
+      const RowStrides fs{f[a], f[b]}, ts{t[a], t[b]};
+      if (f[b] == 1 || f[b] == 0 || std::abs(f[a]) != 1)
+        kernels().copy_rows(bytes_, d, ts, s, fs, rows, dims_merged_.size[b]);
+      else
+        copy_tile(bytes_, d, ts, s, fs, rows, dims_merged_.size[b]);
     };
     const std::int64_t first = block * per_block_;
     if (outer_points_ == 1)
