@@ -69,18 +69,21 @@ std::vector<NamedArray> where(const NamedArray& condition, std::int64_t fill_val
   auto order = prim::cumulative(Monoid::sum, prim::cast(flat, d), elements.name, false);
   auto slot =
       prim::select(flat, prim::sub(order, prim::integer(1, d)), prim::integer(new_axis.size, d));
-  auto base = prim::filled(double(fill_value), d, with_hidden({slot}, {new_axis}));
+  // One scatter of flat positions; -1 marks a slot without an element.
+  auto base = prim::filled(-1, d, with_hidden({slot}, {new_axis}));
+  auto updates = prim::fit(prim::iota(elements, d), slot->axes);
+  auto flat_position =
+      prim::scatter(base, updates, {{new_axis.name, slot}}, program::Update::set, false);
+  auto is_empty = prim::less(flat_position, prim::integer(0, d));
   std::int64_t stride = count;
   for (auto& a : axes) {
-    auto position = prim::iota(elements, d);
+    auto position = flat_position;
     stride = a.size ? stride / a.size : 0;
     if (stride > 0) {
       position = prim::map(prim::kFloorDiv, {position, prim::integer(stride, d)}, d);
       position = prim::map(prim::kMod, {position, prim::integer(a.size, d)}, d);
     }
-    auto updates = prim::fit(position, slot->axes);
-    out.push_back(
-        wrap(prim::scatter(base, updates, {{new_axis.name, slot}}, program::Update::set, false)));
+    out.push_back(wrap(prim::select(is_empty, prim::integer(fill_value, d), position)));
   }
   return out;
 }
