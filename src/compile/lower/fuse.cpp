@@ -242,10 +242,12 @@ void find_joined(const ScopeNodes& nodes, Scope& scope) {
       if (joins_reader) scope.joined[n.get()] = {c, x, part.to};
     }
   }
-  for (auto& [node, all] : scope.targets) {  // a stack that is returned in another axis order
+  // A stack or a concatenation that is returned under other names or in another axis order.
+  for (auto& [node, all] : scope.targets) {
     if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
     auto n = created_for(node->in[0], nodes, scope);
-    if (n && stacks_slices(*n)) scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
+    if (n && (stacks_slices(*n) || (n->op->kind == Kind::step && n->op->segments)))
+      scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
   }
 }
 

@@ -83,16 +83,16 @@ Place Lowering::place_of(const NodePtr& n) {
   else if (n->op->kind == Kind::view) {
     Place in = place_of(n->in[0]);
     p = n->op->view(*n, in, *this);
-    if (!p) p = copied(n);
+    if (!p) p = copied(n, fresh(n->axes, n->dtype));
   } else {
     fail_at(n->origin, n->op->name, "has no memory");
   }
   set_place(n.get(), p);
   return p;
 }
-Place Lowering::copied(const NodePtr& n) {
+Place Lowering::copied(const NodePtr& n, const Place& to) {
   auto* was = std::exchange(now_, n.get());
-  auto before = std::exchange(result_, fresh(n->axes, n->dtype));
+  auto before = std::exchange(result_, to);
   n->op->lower(*n, *this);
   now_ = was;
   return std::exchange(result_, before);
@@ -339,7 +339,13 @@ void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, 
 void Lowering::copy_into(const Unit& u) {
   auto& n = u.nodes[0];
   auto& t = *u.target;
-  if (!t.accumulate && in_memory(n)) return copy(place_of(n), t.place, n->axes);
+  if (!t.accumulate && in_memory(n)) {
+    const bool is_known_view =
+        n->op->kind == Kind::view && !is_alias(*n) && !places_.count(n.get());
+    if (is_known_view && !n->op->view(*n, place_of(n->in[0]), *this))
+      return set_place(n.get(), copied(n, t.place));
+    return copy(place_of(n), t.place, n->axes);
+  }
   Kernel k(*this, n->axes, {});
   int value = k.value(n, k.names(n->axes));
   k.store(value, t.place, n->axes, t.accumulate, t.monoid);

@@ -69,7 +69,8 @@ class Lowering final : public Emit {
   // Returns the same place with its axes in another order.
   static Place reordered(Place, const Axes& of, const Axes& as);
   Place fresh_for(const NodePtr&);  // in the axis order and row alignment that suit its readers
-  Place copied(const NodePtr&);     // copies a view that strides cannot express
+  // Copies a view that strides cannot express to this place.
+  Place copied(const NodePtr&, const Place& to);
   // Returns the place of a value that is computed next: the place of its first target, or new
   // memory.
   Place target_place(const NodePtr&);
