@@ -76,6 +76,15 @@ class FusedAnalysis {
             .integer = max ? least : ~least};
     }
   }
+  // Replaces reductions over exactly one element by that element.
+  void fold_single() {
+    std::int64_t points = 1;
+    for (std::size_t d = static_cast<std::size_t>(fused_.outer); d < fused_.dims.size(); ++d)
+      points *= fused_.dims[d];
+    if (points != 1) return;
+    for (auto& in : fused_.code)
+      if (is_reduction(in.code) && !finds_position(in.code)) in.code = Code::cast;
+  }
   void mark_needed() {
     info_.assign(fused_.code.size(), {});
     const auto needed = program::needed_instructions(fused_);

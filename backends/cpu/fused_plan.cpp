@@ -12,6 +12,7 @@ class Planner : FusedAnalysis {
 
   FusedPlan make() {
     fold_nothing();
+    fold_single();
     mark_needed();
     choose_rows();
     read_views();

@@ -116,7 +116,7 @@ struct IdRun {
   const void* ids;
   DType dtype;
   std::int64_t step;          // distance between ids, in elements
-  std::int64_t size, stride;  // of the indexed dim
+  std::int64_t size, stride;  // positions of the indexed dim, and their distance
   bool clamps;                // ids out of range become the first or the last position
 };
 

@@ -193,4 +193,33 @@ TEST_CASE("cpu: the functions of random numbers are bitwise identical to the sca
   });
 }
 
+template <class T> void check_neighbors(const cpu::Kernels& kernels, cpu::LaneType lane) {
+  const auto [x, y] = pairs();
+  std::vector<T> a(x.begin(), x.end()), b(y.begin(), y.end());
+  using Limits = std::numeric_limits<T>;
+  for (T v : {T(0), T(-0.), Limits::denorm_min(), Limits::min(), Limits::max(), Limits::infinity()})
+    for (T w : {v, -v, T(0), T(-0.), T(1), -Limits::infinity(), Limits::quiet_NaN()}) {
+      a.insert(a.end(), {v, -v, w});
+      b.insert(b.end(), {w, w, v});
+    }
+  std::vector<T> got(a.size());
+  const void* in[] = {a.data(), b.data()};
+  kernels.map(Code::nextafter, lane, cpu::Shape::vector_vector)(got.data(), in,
+                                                                std::int64_t(a.size()));
+  int wrong = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const T expected = std::nextafter(a[i], b[i]);
+    wrong += !(got[i] == expected || (got[i] != got[i] && expected != expected)) ||
+             (got[i] == got[i] && std::signbit(got[i]) != std::signbit(expected));
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("cpu: nextafter returns the neighbor, also of zeros, subnormals and infinities") {
+  each_isa([&](const cpu::Kernels& kernels) {
+    check_neighbors<float>(kernels, cpu::LaneType::f32);
+    check_neighbors<double>(kernels, cpu::LaneType::f64);
+  });
+}
+
 }  // namespace
