@@ -2,6 +2,7 @@
 // that gradients and other ops use as well are in elementwise.cpp.
 #include <cmath>
 #include <numbers>
+#include <span>
 
 #include "ops/named.h"
 
@@ -100,22 +101,59 @@ NamedArray sinc(Arr a) {
       prim::add(one, prim::mul(z, prim::add(prim::number(-1.0 / 6, d), prim::scale(z, 1.0 / 120))));
   return NamedArray(prim::select(zero, series, prim::div(prim::sin(safe), safe)));
 }
-// The mean of exp(x cos t) over t in [0, pi], by the midpoint rule. For a periodic function its
-// error falls exponentially with the number of points: these suffice for all finite results.
+namespace {
+
+// Returns the polynomial with these coefficients, the constant first.
+NodePtr polynomial(prim::G x, std::span<const double> coefficients) {
+  auto result = prim::number(coefficients.back(), x->dtype);
+  for (std::size_t k = coefficients.size() - 1; k-- > 0;)
+    result = prim::add(prim::mul(result, x), prim::number(coefficients[k], x->dtype));
+  return result;
+}
+// I0 for f64: the mean of exp(x cos t) over t in [0, pi], by the midpoint rule. For a periodic
+// function its error falls exponentially with the number of elements: these suffice for all finite
+// results.
+NodePtr bessel_by_mean(prim::G size) {
+  const Axis angle(Name("(angle)"), 128);
+  auto number = [&](double v) { return prim::number(v, DType::f64); };
+  auto t = prim::scale(prim::add(prim::cast(prim::iota(angle), DType::f64), number(0.5)),
+                       std::numbers::pi / double(angle.size));
+  auto axes = size->axes;
+  axes.push_back(angle);
+  auto terms = prim::exp(
+      prim::map(prim::kMul, {size, prim::sub(prim::cos(t), number(1))}, axes, DType::f64));
+  auto mean = prim::scale(prim::sum(terms, {angle}), 1 / double(angle.size));
+  return prim::mul(mean, prim::exp(size));
+}
+// I0 for f32: up to 8 the power series, whose terms are positive; then a polynomial in 16 / x - 1
+// (a least-squares fit at Chebyshev nodes) times exp(x) / sqrt(x).
+NodePtr bessel_by_polynomials(prim::G size) {
+  constexpr double kBorder = 8;
+  static constexpr double kFar[] = {0.4021765094,    0.003360552242,  0.0001362171642,
+                                    1.113981566e-05, 1.476115734e-06, 3.073322911e-07,
+                                    1.08679425e-07,  3.161985572e-08};
+  double series[18] = {1};
+  for (int k = 1; k < 18; ++k) series[k] = series[k - 1] / (double(k) * k);
+  const auto d = size->dtype;
+  auto border = prim::number(kBorder, d);
+  // Each branch has an argument within its range, so that no gradient is NaN.
+  auto is_near = prim::less_equal(size, border);
+  auto near = prim::select(is_near, size, border), far = prim::select(is_near, border, size);
+  auto inverse = prim::sub(prim::div(prim::number(2 * kBorder, d), far), prim::number(1, d));
+  auto half = prim::exp(prim::scale(far, 0.5));  // exp(x) would overflow before the result does
+  auto scaled = prim::mul(prim::mul(polynomial(inverse, kFar), prim::rsqrt(far)), half);
+  return prim::select(is_near, polynomial(prim::scale(prim::square(near), 0.25), series),
+                      prim::mul(scaled, half));
+}
+
+}  // namespace
+
 NamedArray i0(Arr a) {
   auto [here, x] = Call("i0", a);
   const auto d = float_of(x->dtype), wide = wide_of(d);
-  const Axis angle(Name("(angle)"), wide == DType::f64 ? 128 : 32);
-  auto number = [&](double v) { return prim::number(v, wide); };
-  auto t = prim::scale(prim::add(prim::cast(prim::iota(angle), wide), number(0.5)),
-                       std::numbers::pi / double(angle.size));
   auto size = prim::abs(prim::cast(x, wide));
-  auto axes = size->axes;
-  axes.push_back(angle);
-  auto terms =
-      prim::exp(prim::map(prim::kMul, {size, prim::sub(prim::cos(t), number(1))}, axes, wide));
-  auto mean = prim::scale(prim::sum(terms, {angle}), 1 / double(angle.size));
-  return NamedArray(prim::cast(prim::mul(mean, prim::exp(size)), d));
+  auto value = wide == DType::f64 ? bessel_by_mean(size) : bessel_by_polynomials(size);
+  return NamedArray(prim::cast(value, d));
 }
 NamedArray erf(Arr a) { return inexact("erf", prim::kErf, a); }
 NamedArray erfinv(Arr a) { return inexact("erfinv", prim::kErfinv, a); }

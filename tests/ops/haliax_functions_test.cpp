@@ -2,6 +2,8 @@
 // repetition, choices. Expected values are those of Haliax 1.4 on JAX 0.10.
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "haliax/haliax.h"
 #include "support/devices.h"
 #include "support/near.h"
@@ -290,6 +292,23 @@ TEST_CASE("positions and counts") {
         Values{0, 2.5, 3, 0});
   CHECK_THROWS_WITH_AS(bincount(zeros({A, B}, DType::i32), N), doctest::Contains("one axis"),
                        Error);
+}
+
+TEST_CASE("i0 in f32 is within 5 ulp of f64, up to the largest finite result") {
+  const Axis points("points", 20001);
+  auto x = linspace(points, {.start = -91.9, .stop = 91.9, .dtype = DType::f32});
+  auto got = i0(x).doubles(), exact = i0(x.astype(DType::f64)).doubles();
+  double worst = 0;
+  for (std::size_t k = 0; k < got.size(); ++k) {
+    const float nearest = float(exact[k]);
+    const double ulp = double(std::nextafter(nearest, INFINITY)) - double(nearest);
+    worst = std::max(worst, std::abs(got[k] - exact[k]) / ulp);
+  }
+  CHECK(worst < 5);
+  auto slope = grad([](const NamedArray& v) { return sum(i0(v)); });
+  CHECK(difference(slope(array({0, 1, 7, 9, -20}, Axis("n", 5))),
+                   array({0, 0.5651591, 156.03909, 1030.9147, -42454973}, Axis("n", 5)),
+                   1e-5) == "");
 }
 
 TEST_CASE("spaced values and special functions") {
