@@ -38,7 +38,8 @@ struct Reduced {
   // Returns the number of summed elements: a scalar, or an array if there is a mask.
   NodePtr count(DType d) const {
     if (!mask) return prim::number(double(axis_size(over)), d);
-    auto counted = prim::cast(prim::fit(mask, full), prim::position_dtype(axis_size(over)));
+    // Cast before the broadcast: `reduce` then counts each element of the mask once.
+    auto counted = prim::fit(prim::cast(mask, prim::position_dtype(axis_size(over))), full);
     return prim::cast(prim::reduce(Monoid::sum, counted, rest), d);
   }
   void compute_in(std::optional<DType> dtype) {
