@@ -193,6 +193,36 @@ TEST_CASE("cpu: the functions of random numbers are bitwise identical to the sca
   });
 }
 
+TEST_CASE("cpu: remainders of i32 are the scalar ones, for all signs, zeros and extremes") {
+  using Ints = std::vector<std::int32_t>;
+  Ints a, b;
+  const std::int32_t least = INT32_MIN, most = INT32_MAX;
+  const Ints special{0, 1, -1, 2, -2, 3, -3, 46341, -46341, least, least + 1, most, most - 1};
+  for (auto x : special)
+    for (auto y : special) a.push_back(x), b.push_back(y);
+  std::mt19937 random(7);
+  for (int i = 0; i < 200000; ++i) {
+    a.push_back(std::int32_t(random()));
+    b.push_back(std::int32_t(random()) >> (random() % 32));
+    if (i % 2 && b.back() != 0)  // close to an exact quotient
+      a.back() = std::int32_t(std::int64_t(a.back()) / b.back() * b.back() + (i % 3 - 1));
+  }
+  each_isa([&](const cpu::Kernels& kernels) {
+    for (Code code : {Code::rem, Code::mod, Code::floor_div}) {
+      Ints got(a.size());
+      const void* in[] = {a.data(), b.data()};
+      kernels.map(code, cpu::LaneType::i32, cpu::Shape::vector_vector)(got.data(), in,
+                                                                       std::int64_t(a.size()));
+      int wrong = 0;
+      for (std::size_t i = 0; i < a.size(); ++i)
+        wrong += got[i] != (code == Code::rem   ? scalar::rem(a[i], b[i])
+                            : code == Code::mod ? scalar::mod(a[i], b[i])
+                                                : scalar::floor_div(a[i], b[i]));
+      CHECK(wrong == 0);
+    }
+  });
+}
+
 template <class T> void check_neighbors(const cpu::Kernels& kernels, cpu::LaneType lane) {
   const auto [x, y] = pairs();
   std::vector<T> a(x.begin(), x.end()), b(y.begin(), y.end());
