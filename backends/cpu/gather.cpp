@@ -109,10 +109,15 @@ class PickedLines {
       run_.stride[0][0] = run_.stride[1][0] = 1;
       run_.count = 1;
     }
-    inner_points_ = run_.points(0, run_.count - 1);
+    if (run_.count > 1) runs_ = run_.size[run_.count - 2];
+    outer_runs_ = run_.points(0, run_.count - 1) / std::max<std::int64_t>(1, runs_);
   }
   std::int64_t rows() const { return rows_; }  // positions of all lines
-  std::int64_t run_points() const { return inner_points_ * run_.size[run_.count - 1]; }
+  std::int64_t run_points() const { return outer_runs_ * runs_ * run_.size[run_.count - 1]; }
+  // Returns the number of neighboring runs, if they have no element of `there` in common; else 1.
+  std::int64_t disjoint_runs() const {
+    return run_.count > 1 && run_.stride[1][run_.count - 2] != 0 ? runs_ : 1;
+  }
   std::int64_t run_size() const { return run_.size[run_.count - 1]; }
   std::int64_t run_stride(int side) const { return run_.stride[side][run_.count - 1]; }
   std::int64_t line_stride() const { return here_.back(); }  // stride of the dense side
@@ -171,10 +176,22 @@ class PickedLines {
       }
     }
   }
-  // Calls f(here, there) for each contiguous or strided part of a run.
+  // Calls f(here, there) for each contiguous or strided part of a run, or for the parts
+  // [first, last) of neighboring ones.
   template <class F> void each_run(std::int64_t here, std::int64_t there, const F& f) const {
-    for (std::int64_t i = 0; i < inner_points_; ++i)
-      f(here + run_.offset(0, i, 0, run_.count - 1), there + run_.offset(1, i, 0, run_.count - 1));
+    each_run(here, there, 0, runs_, f);
+  }
+  template <class F>
+  void each_run(std::int64_t here, std::int64_t there, std::int64_t first, std::int64_t last,
+                const F& f) const {
+    const int row = run_.count - 2;
+    for (std::int64_t o = 0; o < outer_runs_; ++o) {
+      const std::int64_t h = here + run_.offset(0, o, 0, std::max(0, row)),
+                         t = there + run_.offset(1, o, 0, std::max(0, row));
+      if (row < 0) return f(h, t);
+      for (std::int64_t r = first; r < last; ++r)
+        f(h + r * run_.stride[0][row], t + r * run_.stride[1][row]);
+    }
   }
 
  private:
@@ -190,7 +207,8 @@ class PickedLines {
   std::vector<std::size_t> dim_;  // their indices in `dims`
   MergedDims<2> run_;
   bool one_id_ = false;  // no id varies
-  std::int64_t rows_ = 1, inner_points_ = 1;
+  std::int64_t rows_ = 1;
+  std::int64_t outer_runs_ = 1, runs_ = 1;  // runs: of the last but one dim, and of dims before it
 };
 
 class GatherStep final : public CompiledStep {
@@ -337,14 +355,15 @@ template <class G> void with_update(DType dtype, program::Update update, const G
 }
 
 // Each worker iterates over rows in order, but writes only its own elements: its columns of all
-// runs, or its part of a dim of the target. This avoids races and fixes the order of sums.
+// runs, its part of a dim of the target, or some of the runs of each position. This avoids races
+// and fixes the order of sums.
 class ScatterStep final : public CompiledStep {
  public:
   explicit ScatterStep(const program::Scatter& scatter)
       : updates_(scatter.updates), target_(scatter.target), ids_(scatter.indexed, scatter.clamp),
         lines_("scatter", scatter.dims, scatter.updates.strides, scatter.target.strides, ids_),
         dtype_(scatter.target.dtype), update_(scatter.update), add_(add_of(dtype_, update_)),
-        part_(lines_.disjoint()) {
+        part_(lines_.disjoint()), runs_per_block_(lines_.disjoint_runs()) {
     const std::int64_t n = lines_.run_size(), rows = lines_.rows(),
                        most = rows * lines_.run_points() / 16384;
     const bool distinct = lines_.run_stride(1) != 0;  // the columns of a run are distinct elements
@@ -360,7 +379,15 @@ class ScatterStep final : public CompiledStep {
       blocks_ = (part_.last + positions_ - 1) / positions_;
     } else {
       part_ = {};
+      const std::int64_t runs = lines_.disjoint_runs(),
+                         parts =
+                             std::clamp<std::int64_t>(most, 1, std::min<std::int64_t>(runs, 64));
+      runs_per_block_ = (runs + parts - 1) / parts;
+      splits_runs_ = runs_per_block_ < runs;
+      blocks_ = (runs + runs_per_block_ - 1) / runs_per_block_;
     }
+    if (n >= kShortest && lines_.run_stride(1) == 1 && !is_16_bit(dtype_))
+      combine_ = kernel_of(lines_.run_stride(0));
     if (rows * lines_.run_points() == 0) blocks_ = 0;
   }
   void run(Frame& frame) override {
@@ -382,24 +409,32 @@ class ScatterStep final : public CompiledStep {
     if (part_.last > 0) {
       part = {part_.dim, block * positions_, std::min(part_.last, (block + 1) * positions_)};
       rows = rows / part_.last * (part.last - part.first);
-    } else {
+    } else if (!splits_runs_) {
       first = block * columns_;
       n = std::min(columns_, n - first);
     }
     const std::int64_t step = lines_.line_stride(), from = lines_.run_stride(0),
                        to = lines_.run_stride(1);
-    const bool single = lines_.run_points() == 1;
+    auto on_element = [&](auto here, auto there, const auto* offsets, auto count) {
+      for (std::int64_t j = 0; j < count; ++j) {
+        if (offsets[j] == kOutside) continue;
+        T& element = target[there + offsets[j]];
+        element = f(element, updates[here + j * step]);
+      }
+    };
+    if (lines_.run_points() == 1) return lines_.each(0, rows, on_element, part);
+    auto on_run = [&](auto h, auto t) {
+      update_run(updates + h + first * from, target + t + first * to, n, from, to, f);
+    };
     auto on_segment = [&](auto here, auto there, const auto* offsets, auto count) {
       for (std::int64_t j = 0; j < count; ++j) {
         if (offsets[j] == kOutside) continue;
-        if (single) {
-          T& element = target[there + offsets[j]];
-          element = f(element, updates[here + j * step]);
-          continue;
-        }
-        lines_.each_run(here + j * step, there + offsets[j], [&](auto h, auto t) {
-          update_run(updates + h + first * from, target + t + first * to, n, from, to, f);
-        });
+        const std::int64_t h = here + j * step, t = there + offsets[j];
+        if (splits_runs_)
+          lines_.each_run(h, t, block * runs_per_block_,
+                          std::min(lines_.disjoint_runs(), (block + 1) * runs_per_block_), on_run);
+        else
+          lines_.each_run(h, t, on_run);
       }
     };
     lines_.each(0, rows, on_segment, part);
@@ -408,10 +443,14 @@ class ScatterStep final : public CompiledStep {
   void update_run(const T* from, T* to, std::int64_t n, std::int64_t fs, std::int64_t ts,
                   const F& f) const {
     if (update_ == program::Update::set) return copy_run(from, to, n, fs, ts);
+    if (combine_) {
+      const void* in[] = {to, from};
+      return combine_(to, in, n);
+    }
     if (add_ && fs == 1 && ts == 1) return add_run(from, to, n);
     for (std::int64_t i = 0; i < n; ++i) to[i * ts] = f(to[i * ts], from[i * fs]);
   }
-  // Adds neighbors to neighbors by the vector kernels, with bitwise identical results.
+  // Adds neighbors to neighbors of 16 bits by the vector kernels, with bitwise identical results.
   void add_run(const void* from, void* to, std::int64_t n) const {
     constexpr std::int64_t most = 256;
     alignas(64) float a[most], b[most];
@@ -428,11 +467,25 @@ class ScatterStep final : public CompiledStep {
       store(at, a, 1, some);
     }
   }
-  // Returns the kernel for sums of floats that are combined in f32, or null.
+  // Returns the kernel for sums of 16-bit floats, which are combined in f32, or null.
   static Kernel add_of(DType dtype, program::Update update) {
-    const bool adds = is_float(dtype) && dtype != DType::f64 && update == program::Update::add;
+    const bool adds = is_float(dtype) && is_16_bit(dtype) && update == program::Update::add;
     return adds ? kernels().map(program::Code::add, LaneType::f32, Shape::vector_vector) : nullptr;
   }
+  // Returns the vector kernel that combines a run of the target with updates of this stride. Null:
+  // there is none.
+  Kernel kernel_of(std::int64_t stride) const {
+    using program::Code;
+    using program::Update;
+    if ((stride != 0 && stride != 1) || update_ == Update::set) return nullptr;
+    const Code code = update_ == Update::add   ? Code::add
+                      : update_ == Update::mul ? Code::mul
+                      : update_ == Update::min ? Code::min
+                                               : Code::max;
+    return kernels().map(code, lane_type_of(dtype_),
+                         stride == 0 ? Shape::vector_scalar : Shape::vector_vector);
+  }
+  static constexpr std::int64_t kShortest = 8;  // elements of a run that a kernel combines
   Place updates_, target_;
   Ids ids_;
   PickedLines lines_;
@@ -441,6 +494,9 @@ class ScatterStep final : public CompiledStep {
   Kernel add_;
   PartOfDim part_;  // the dim that is split over the workers; last = 0: the columns are split
   std::int64_t positions_ = 1, columns_ = 1, blocks_ = 1;
+  std::int64_t runs_per_block_ = 1;
+  bool splits_runs_ = false;  // blocks are runs of each position
+  Kernel combine_ = nullptr;
 };
 
 }  // namespace

@@ -326,6 +326,33 @@ TEST_CASE("cpu: scatters match the reference") {
   }
 }
 
+TEST_CASE("cpu: a scatter whose workers own some runs of each position matches the reference") {
+  const DType dtypes[] = {DType::f32, DType::f64, DType::bf16, DType::i32, DType::u8, DType::u64};
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    Case c(seed);
+    const std::int64_t rows = 1 + c.random.below(9), cols = 1 + c.random.below(40);
+    const Dims dims = {700 + c.random.below(900), 2 + c.random.below(30), cols};
+    const DType dtype = dtypes[seed % 6];
+    auto& s = c.add(Kind::scatter).scatter;
+    s.dims = dims;
+    s.updates = c.any_view(false, dtype, seed % 3 ? dims : Dims{dims[0]});
+    s.updates.strides.resize(3, 0);
+    View target = c.view(true, dtype, {dims[1], rows, cols}, Case::Layout::dense);
+    s.update = static_cast<Update>(c.random.below(5));
+    const std::int64_t stride = target.strides[1];
+    target.strides[1] = target.strides[0];
+    target.strides[0] = 0;
+    s.target = target;
+    View ids = c.any_view(false, DType::i32, dims);
+    ids.strides[1] = ids.strides[2] = 0;
+    put_ids(c, ids, rows, true);
+    s.indexed.push_back({ids, stride, rows});
+    INFO("seed ", seed, " ", std::string(name_of(dtype)), " update ", static_cast<int>(s.update));
+    compare(c);
+    if (seed % 8 == 0) same_bits(c);
+  }
+}
+
 TEST_CASE("cpu: sorts and cumulative ops match the reference") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
