@@ -28,7 +28,7 @@ template <class F> NamedArray rk4_step(F derivative, const NamedArray& x, double
 }
 
 // dx/dt = tanh(x W), 20,000 steps of 16 numbers.
-const Axis State("state", 16), Next("next", 16);
+const Axis Cell("state", 16), NextCell("next", 16);
 NamedArray neural_ode(const NamedArray& x, const NamedArray& w) {
   auto derivative = [&](const NamedArray& s) {
     return tanh(dot(s, w, "state")).rename({{"next", "state"}});
@@ -153,7 +153,7 @@ std::vector<Case> loop_cases() {
     }));
   };
   both("ode", "20000 steps, [16]", neural_ode, [] {
-    return std::tuple(normal(0, {State}), normal(1, {State, Next}, .25));
+    return std::tuple(normal(0, {Cell}), normal(1, {Cell, NextCell}, .25));
   });
   cases.push_back(loop("kalman", "2000 steps, [8, 8]", [] {
     auto eye = nn::one_hot(arange(Row), Col, DType::f32);

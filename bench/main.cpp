@@ -106,8 +106,8 @@ int run(const Options& o) {
   if (o.all)
     kinds = {all_op_cases(dtype, o.sizes)};
   else
-    kinds = {op_cases(dtype),  gemm_cases(dtype), layer_cases(dtype),
-             overhead_cases(), loop_cases(), gpt2_cases(dtype), generate_cases(dtype)};
+    kinds = {op_cases(dtype), gemm_cases(dtype), layer_cases(dtype),   overhead_cases(),
+             loop_cases(),    gpt2_cases(dtype), generate_cases(dtype)};
   std::vector<Case> cases;
   for (auto& kind : kinds)
     for (auto& c : kind)
