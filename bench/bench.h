@@ -48,7 +48,7 @@ std::vector<Case> op_cases(haliax::DType);        // ops.cpp: elementwise, rows,
 std::vector<Case> gemm_cases(haliax::DType);      // gemm.cpp
 std::vector<Case> layer_cases(haliax::DType);     // layers.cpp: convolutions, experts
 std::vector<Case> overhead_cases();               // overhead.cpp: the cost of the library itself
-std::vector<Case> loop_cases();                       // loops.cpp: small loops
+std::vector<Case> loop_cases();                   // loops.cpp: small loops
 std::vector<Case> gpt2_cases(haliax::DType);      // gpt2.cpp
 std::vector<Case> generate_cases(haliax::DType);  // generate.cpp
 // Every op by its test entry, at the sizes that the text names (all_ops.cpp). Empty: all sizes.

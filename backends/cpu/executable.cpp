@@ -193,7 +193,7 @@ class LoopStep final : public CompiledStep {
       throw Error("[loop] unknown loop variable");
   }
   void run(Frame& frame) override {
-    if (body_.has_function(frame)) return body_.run_function(frame);  // of all iterations
+    if (body_.has_function(frame)) return body_.run_function(frame);  // runs all iterations
     for (std::int64_t iteration = 0; iteration < trips_; ++iteration) {
       frame.loops[variable_] = reverse_ ? trips_ - 1 - iteration : iteration;
       body_.run_steps(frame);

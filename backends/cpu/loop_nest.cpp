@@ -48,7 +48,7 @@ std::int64_t registers_of(const Dims& dims, int vector) {
   return n / along * ((along + lanes - 1) / lanes);
 }
 
-// True if a store may change what a load at another position reads.
+// Returns true if a store may change the value that a load at another position reads.
 bool conflicts(const Fused& f, const Context& context) {
   for (auto& store : f.code) {
     if (!is_store(store.code)) continue;
@@ -67,7 +67,8 @@ bool conflicts(const Fused& f, const Context& context) {
   return false;
 }
 
-// Without reductions, and if each inner position may compute everything again, all dims are alike.
+// Returns true if all dims may be inner ones: there is no reduction, and each inner position may
+// recompute the outer instructions.
 bool is_flat(const Fused& f) {
   std::int64_t inner = 1;
   for (std::size_t d = std::size_t(f.outer); d < f.dims.size(); ++d) inner *= f.dims[d];
@@ -212,7 +213,7 @@ std::optional<ProductNest> product_nest_of(const program::Contract& c) {
     if (along_k ? p.a.strides[v] != 1 || p.b.strides[v] != 1
                 : p.b.strides[v] != 1 || (p.out.strides[v] != 1 && p.dims[v] != 1))
       return;
-    // a sum of lanes takes about as long as eight registers of products
+    // a sum of lanes takes about as long as eight multiplied registers
     std::int64_t cost = registers_of(p.dims, p.vector);
     if (along_k) cost += 8 * program::points(Dims(p.dims.begin(), p.dims.begin() + p.outer));
     if (least >= 0 && cost >= least) return;

@@ -42,7 +42,7 @@ std::optional<Nest> nest_of(const program::Step&, const Context&, bool any_strid
 Kernel kernel_of(const std::vector<program::Instr>&, const program::Instr&);
 
 // A small matmul: out (batch, m, n) = a (batch, m, k) x b (batch, k, n). The lanes are positions
-// along n or along k. With lanes along n, `row` is a dim of m: several rows share the registers of
+// along n or k. If they are along n, `row` is a dim of m: several rows share the registers of
 // b.
 struct ProductNest {
   Dims dims;  // outer dims: all but k; then the k dims

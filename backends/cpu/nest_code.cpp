@@ -367,7 +367,7 @@ void NestCode::emit_instr(int value) {
   if (const Kernel kernel = kernel_of(nest_->code, in)) return emit_kernel(kernel, op, value);
   if (in.code == Code::cast) {
     op.action = {PointOp::convert, Code::cast, lane_type_of(first), in.dtype};
-    if (lane_type_of(in.dtype) == lane_type_of(first) || in.dtype != DType::f32) {  // the same bits
+    if (lane_type_of(in.dtype) == lane_type_of(first) || in.dtype != DType::f32) {  // no conversion
       const Vector x = vector(op.args[0]), z = result(value);
       vmovaps(z, x);
       return finish(op);

@@ -38,7 +38,7 @@ class NestCode : public VectorOps {
   struct Cursor {
     const NestAccess* access = nullptr;
     std::int64_t unit = 1;    // bytes per element; 1 for an iota
-    std::int64_t offset = 0;  // of the position in unrolled loops
+    std::int64_t offset = 0;  // the position in unrolled loops, in bytes
   };
   Xbyak::Reg64 cursor_register(int cursor) const;
   bool is_on_stack(int cursor) const { return cursor >= registers_for_cursors; }
@@ -137,10 +137,10 @@ class NestCode : public VectorOps {
   static constexpr int registers_for_cursors = 9;
   std::vector<Cursor> cursors_;
   Dims dims_;
-  int vector_ = -1, row_ = -1;  // dims that each_position leaves out
+  int vector_ = -1, row_ = -1;  // dims that each_position skips
   int depth_ = 0;               // counted loops around the current position
   std::int64_t copies_ = 1;     // copies of the code in the innermost counted loop
-  int elements_ = 1;            // of the current register: all of its lanes, or fewer
+  int elements_ = 1;            // elements in the current register: all lanes, or fewer
   const Nest* nest_ = nullptr;
   std::map<std::uint32_t, int> constants_;
   std::vector<std::uint32_t> constant_list_;

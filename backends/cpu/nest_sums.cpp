@@ -170,8 +170,8 @@ void NestCode::emit_product(const ProductNest& p) {
     });
   });
 }
-// Runs f for blocks of at most `most` units of a dim, of `width` positions each. The last block is
-// emitted apart, as it may be smaller or have a unit that is not full.
+// Runs f for blocks of at most `most` units of a dim, of `width` positions each. The last block has
+// separate code, as it may be smaller or have a unit that is not full.
 void NestCode::each_block(std::size_t dim, std::int64_t count, std::int64_t width, int most,
                           const std::function<void(int, bool)>& f) {
   if (count <= most) return f(int(count), true);
@@ -220,7 +220,7 @@ void NestCode::emit_block(const ProductNest& p, const ProductBlock& block) {
       free_.set(std::size_t(sum.low.getIdx()));
     }
 }
-// Adds the products at one position of k.
+// Adds a * b at one position of k.
 void NestCode::add_products(const ProductBlock& block, std::span<const WideSum> sums) {
   std::vector<std::unique_ptr<Widened>> b;
   for (int c = 0; c < block.columns && block.rows > 1; ++c)

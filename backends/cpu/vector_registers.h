@@ -68,7 +68,7 @@ class VectorRegisters : protected Xbyak::CodeGenerator {
   Address literal(float x) { return literal(std::bit_cast<std::uint32_t>(x)); }
   // Returns a constant of 32 bits, to broadcast.
   Address at(float x) { return dword[rip + literals_[std::bit_cast<std::uint32_t>(x)]]; }
-  // Emits the constants behind the code.
+  // Emits the constants after the code.
   void write_literals() {
     align(32);
     for (auto& [bits, label] : literals_) {

@@ -1,5 +1,5 @@
-// Carries the parts of a concatenation in place of the concatenation, so that no iteration writes
-// the parts next to each other to read them apart. An example is the state of a simulation that
+// Carries the parts of a concatenation in place of the concatenation, so that no iteration joins
+// the parts and slices them again. An example is the state of a simulation that
 // stacks the derivatives of its variables.
 #include <algorithm>
 #include <set>
@@ -77,9 +77,9 @@ Axes axes_of_part(Axes axes, const Block& b) {
 }
 NodePtr joined(Nodes parts, const std::vector<Block>& blocks, const Axes& full) {
   for (std::size_t k = 0; k < parts.size(); ++k) {
-    Block kept = blocks[k];
-    kept.drop = false;
-    parts[k] = prim::fit(parts[k], axes_of_part(full, kept));
+    Block block = blocks[k];
+    block.drop = false;
+    parts[k] = prim::fit(parts[k], axes_of_part(full, block));
   }
   return prim::concat(parts, *find_axis(full, blocks[0].axis));
 }
@@ -99,7 +99,7 @@ Nodes without_joins(const Nodes& values) {
 
 // A carry of a loop, rewritten as one carry per part.
 struct SplitCarry {
-  std::vector<LoopResult> results;  // of the loop, with those of the parts in place of the carry
+  std::vector<LoopResult> results;  // all results, with those of the parts in place of the carry
   std::vector<Block> blocks;        // the parts
 };
 
@@ -112,9 +112,9 @@ std::optional<SplitCarry> split(const Loop& l, std::size_t number) {
   Nodes carries;
   for (auto& b : blocks)
     carries.push_back(prim::carry(l.index[0], axes_of_part(old.carry->axes, b), old.carry->dtype));
-  const NodePtr whole = joined(carries, blocks, old.carry->axes);
+  const NodePtr joined_carries = joined(carries, blocks, old.carry->axes);
 
-  Rewrite to{{old.carry.get(), whole}};
+  Rewrite to{{old.carry.get(), joined_carries}};
   prim::Blocks on_block([](const NodePtr& n) { return is_elementwise(*n); });
   Nodes values;
   for (auto& r : l.results) values.push_back(r.value[0]);
@@ -132,7 +132,7 @@ std::optional<SplitCarry> split(const Loop& l, std::size_t number) {
   const Nodes of_parts(next.begin(), next.begin() + std::ptrdiff_t(blocks.size()));
   // A value that needs all parts together would write them next to each other again.
   const auto all = all_nodes(of_parts);
-  if (std::find(all.begin(), all.end(), whole) != all.end()) return {};
+  if (std::find(all.begin(), all.end(), joined_carries) != all.end()) return {};
   SplitCarry out{l.results, blocks};
   out.results.erase(out.results.begin() + std::ptrdiff_t(number));
   for (std::size_t k = 0; k < out.results.size(); ++k)
