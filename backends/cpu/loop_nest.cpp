@@ -14,7 +14,7 @@ using program::Fused;
 using program::Instr;
 
 // limits of a step: below them, a step is faster on one thread than on several
-constexpr std::int64_t most_work = 1 << 16, most_products = 32 * 1024;
+constexpr std::int64_t most_work = 1 << 17, most_products = 32 * 1024;
 constexpr std::int64_t lanes = 16;
 constexpr std::int64_t far_cost = 8;  // registers, for a register of elements that are far apart
 

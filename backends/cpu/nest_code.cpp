@@ -224,11 +224,7 @@ void NestCode::load_other(const Vector& z, int value) {
     if (stride != 0) vpaddd(z, z, ptr[rip + lane_table(stride)]);
     return;
   }
-  Temporary index(*this);
-  vmovups(index.z, ptr[rip + lane_table(stride)]);
-  all_or_rest();
-  vgatherdps(z | Opmask(scratch_mask),
-             ptr[loaded(access) + index.z * 4 + std::size_t(cursor.offset)]);
+  load_far(z, access, stride);
 }
 void NestCode::all_or_rest() {
   if (rest_)
@@ -420,11 +416,37 @@ void NestCode::load_target(const Vector& z, int access, std::int64_t stride) {
   if (stride == 1 && !rest_) return vmovups(z, array_address(access));
   if (stride == 1 && wide_) return vmovups(z | Opmask(rest_mask) | T_z, array_address(access));
   if (stride == 1) return vmaskmovps(z, reg(rest_lanes), array_address(access));
+  load_far(z, access, stride);
+}
+// Loads elements that are `stride` positions from each other: by permutations of full registers if
+// it is 2 or 4, else by a gather.
+void NestCode::load_far(const Vector& z, int access, std::int64_t stride) {
   Temporary index(*this);
   vmovups(index.z, ptr[rip + lane_table(stride)]);
-  all_or_rest();
-  vgatherdps(z | Opmask(scratch_mask),
-             ptr[loaded(access) + index.z * 4 + std::size_t(cursors_[std::size_t(access)].offset)]);
+  if ((stride != 2 && stride != 4) || rest_) {
+    all_or_rest();
+    vgatherdps(z | Opmask(scratch_mask), ptr[far_address(access) + index.z * 4]);
+    return;
+  }
+  mov(ecx, 0xffff >> (stride - 1));  // elements past the last one are not read
+  kmovw(Opmask(scratch_mask), ecx);
+  const auto from = far_address(access);
+  const auto load_pair = [&](const Vector& first, int register_pair) {
+    Temporary second(*this);
+    const bool is_last = register_pair == int(stride / 2) - 1;
+    vmovups(first, ptr[from + std::size_t(128 * register_pair)]);
+    const auto rest = ptr[from + std::size_t(128 * register_pair + 64)];
+    is_last ? vmovups(second.z | Opmask(scratch_mask) | T_z, rest) : vmovups(second.z, rest);
+    vpermt2ps(first, index.z, second.z);
+  };
+  load_pair(z, 0);
+  if (stride == 2) return;
+  Temporary upper(*this);
+  load_pair(upper.z, 1);
+  vinsertf64x4(Xbyak::Zmm(z.getIdx()), Xbyak::Zmm(z.getIdx()), Xbyak::Ymm(upper.z.getIdx()), 1);
+}
+Xbyak::RegExp NestCode::far_address(int access) {
+  return loaded(access) + std::size_t(cursors_[std::size_t(access)].offset);
 }
 void NestCode::scatter(const Vector& z, int access, std::int64_t stride) {
   Temporary index(*this);

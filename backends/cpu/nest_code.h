@@ -86,6 +86,8 @@ class NestCode : public VectorOps {
   std::vector<bool> inner_values(int level, int last_level) const;
   void all_or_rest();
   void load_target(const Vector&, int access, std::int64_t stride);
+  void load_far(const Vector&, int access, std::int64_t stride);
+  Xbyak::RegExp far_address(int access);
   void scatter(const Vector&, int access, std::int64_t stride);
 
   // ---- calls: nest_calls.cpp ----
