@@ -2,6 +2,7 @@
 #include "loop_nest.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "assemble.h"
 #include "program/matrices.h"
@@ -16,6 +17,7 @@ using program::Instr;
 // limits of a step: below them, a step is faster on one thread than on several
 constexpr std::int64_t most_work = 1 << 17, most_products = 32 * 1024;
 constexpr std::int64_t lanes = 16;
+constexpr std::int64_t most_stride = (1 << 30) / lanes;  // offsets of lanes have 32 bits
 constexpr std::int64_t far_cost = 8;  // registers, for a register of elements that are far apart
 
 bool has_lane(DType d) { return d == DType::f32 || d == DType::i32 || d == DType::u32; }
@@ -48,7 +50,7 @@ std::int64_t registers_of(const Dims& dims, int vector) {
   return n / along * ((along + lanes - 1) / lanes);
 }
 
-// Returns true if a store may change the value that a load at another position reads.
+// Returns true if a store may change an element that a load at another position reads.
 bool conflicts(const Fused& f, const Context& context) {
   for (auto& store : f.code) {
     if (!is_store(store.code)) continue;
@@ -67,14 +69,21 @@ bool conflicts(const Fused& f, const Context& context) {
   return false;
 }
 
-// Returns true if all dims may be inner ones: there is no reduction, and each inner position may
-// recompute the outer instructions.
+// Returns true if all dims may be treated as inner dims: there are no reductions, and each inner
+// position may recompute the outer values.
 bool is_flat(const Fused& f) {
   std::int64_t inner = 1;
   for (std::size_t d = std::size_t(f.outer); d < f.dims.size(); ++d) inner *= f.dims[d];
   return std::none_of(f.code.begin(), f.code.end(), [&](const Instr& in) {
     return is_reduction(in.code) || (is_store(in.code) && !in.inner && inner != 1);
   });
+}
+
+// Returns true for a load of elements that a store overwrites.
+bool is_overwritten(const Fused& f, const Instr& in) {
+  return in.code == Code::load && std::any_of(f.code.begin(), f.code.end(), [&](auto& other) {
+           return is_store(other.code) && other.view.slot == in.view.slot;
+         });
 }
 
 Nest nest_with_accesses(const Fused& f) {
@@ -96,8 +105,8 @@ Nest nest_with_accesses(const Fused& f) {
     nest.access.push_back(-1);
     if (accesses_memory(in.code) || in.code == Code::iota) {
       nest.access.back() = int(nest.accesses.size());
-      nest.accesses.push_back(
-          {in.view, program::access_strides(f, f.code[i]), in.code == Code::iota, in.integer});
+      nest.accesses.push_back({in.view, program::access_strides(f, f.code[i]),
+                               in.code == Code::iota, in.integer, is_overwritten(f, in)});
     }
     nest.code.push_back(std::move(in));
   }
@@ -126,7 +135,7 @@ bool choose_lanes(Nest& nest, bool any_stride) {
       const bool is_far =
           stride != 1 && (stride != 0 || (is_store(nest.code[i].code) && in_all_lanes));
       if (!is_far) continue;
-      fits &= any_stride && stride != 0;
+      fits &= any_stride && stride != 0 && std::abs(stride) <= most_stride;
       cost += far_cost;
     }
     cost *= registers_of(nest.dims, d);
@@ -172,7 +181,7 @@ std::optional<Nest> nest_of(const program::Step& step, const Context& context, b
   Nest nest = nest_with_accesses(f);
   // an outer bool would change its register within the loop over inner positions
   for (auto& in : nest.code)
-    if (!in.inner && in.dtype == DType::boolean && in.code != Code::constant) return {};
+    if (!in.inner && in.dtype == DType::boolean) return {};
   if (!choose_lanes(nest, any_stride)) return {};
   return nest;
 }
@@ -213,7 +222,7 @@ std::optional<ProductNest> product_nest_of(const program::Contract& c) {
     if (along_k ? p.a.strides[v] != 1 || p.b.strides[v] != 1
                 : p.b.strides[v] != 1 || (p.out.strides[v] != 1 && p.dims[v] != 1))
       return;
-    // a sum of lanes takes about as long as eight multiplied registers
+    // a sum of lanes costs about as much as eight registers of multiplications
     std::int64_t cost = registers_of(p.dims, p.vector);
     if (along_k) cost += 8 * program::points(Dims(p.dims.begin(), p.dims.begin() + p.outer));
     if (least >= 0 && cost >= least) return;

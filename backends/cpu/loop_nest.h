@@ -15,6 +15,8 @@ struct NestAccess {
   Dims strides = {};   // along the dims of the nest, in elements; iota: in values
   bool iota = false;
   std::int64_t start = 0;  // iota: the value at the origin
+  // true for a load of elements that the nest stores, since all loads come before all stores
+  bool overwritten = false;
 };
 
 // The dims are outer dims, then inner dims, over which reductions run. The positions along dim
@@ -32,7 +34,7 @@ struct Nest {
   std::int64_t lane_stride(int access) const;
 };
 
-// Returns the nest of a fused step or a copy, or nothing if LoopCode has no code for it: for dtypes
+// Returns the nest of a fused step or a copy, or nothing if NestCode has no code for it: for dtypes
 // other than f32, i32, u32 and bool in registers, for large steps, and for views that overlap.
 // `any_stride`: lanes may be far apart in memory.
 std::optional<Nest> nest_of(const program::Step&, const Context&, bool any_stride);

@@ -41,6 +41,7 @@ void NestCode::add_number(const Reg64& to, std::int64_t x) {
 void NestCode::add_terms(const Reg64& to, const std::vector<program::Term>& terms,
                          std::int64_t unit) {
   for (auto& term : terms) {
+    if (!is_imm32(term.stride * unit) || !is_imm32(term.limit)) throw OutOfRegisters();
     if (term.slot >= 0) {
       mov(rcx, qword[rbx + 8 * term.slot]);
       const auto at = rcx + std::size_t(term.slot_offset * haliax::bytes_of(term.slot_dtype));
@@ -75,8 +76,6 @@ void NestCode::start_cursors(std::vector<const NestAccess*> accesses) {
     const Reg64 r = is_on_stack(k) ? rax : cursor_register(k);
     const std::int64_t unit = access->iota ? 1 : haliax::bytes_of(access->view.dtype);
     cursors_.push_back({access, unit, 0});
-    for (auto& term : access->view.terms)
-      if (!is_imm32(term.stride * unit) || !is_imm32(term.limit)) throw OutOfRegisters();
     if (access->iota)
       mov(r, std::size_t(access->start));
     else
@@ -249,6 +248,7 @@ void NestCode::place_leaf(int value) {
            : stride == 1         ? Place::array
                                  : Place::other,
            access};
+  if (nest_->accesses[std::size_t(access)].overwritten) vector(value);
 }
 
 // ---- nests ----
