@@ -38,7 +38,7 @@ NamedArray neural_ode(const NamedArray& x, const NamedArray& w) {
 }
 
 // A Kalman filter of 8 states with one observation per step: the final mean and covariance.
-const Axis Row("row", 8), Col("col", 8), Mid("mid", 8);
+const Axis StateRow("row", 8), StateCol("col", 8);
 using Gaussian = std::pair<NamedArray, NamedArray>;
 Gaussian kalman(const NamedArray& a, const NamedArray& noise, const NamedArray& h,
                 const NamedArray& observed) {
@@ -52,9 +52,9 @@ Gaussian kalman(const NamedArray& a, const NamedArray& noise, const NamedArray& 
     auto ph = dot(p, h, "col").rename({{"row", "col"}});
     auto gain = ph / (dot(ph, h, "col") + 0.1);
     auto updated = m + gain * (z - dot(h, m, "col"));
-    return Gaussian{updated, p - gain.rename({{"col", "row"}}).broadcast_axis(Col) * ph};
+    return Gaussian{updated, p - gain.rename({{"col", "row"}}).broadcast_axis(StateCol) * ph};
   };
-  return fold(step, "time")(Gaussian{zeros(Col), noise}, observed);
+  return fold(step, "time")(Gaussian{zeros(StateCol), noise}, observed);
 }
 
 // Predators and prey: 1,000 examples under vmap, 2,000 steps.
@@ -76,11 +76,11 @@ NamedArray lotka_volterra(const NamedArray& start, const NamedArray& rates) {
 }
 
 // Recurrent networks of 128 units over 256 positions.
-const Axis Position("position", 256), Embed("embed", 128), Units("units", 128);
+const Axis Position("position", 256), Input("embed", 128), Units("units", 128);
 struct Gate {
   NamedArray input, state, bias;  // (embed, units), (old, units), (units)
   static Gate init(int seed) {
-    return {normal(seed, {Embed, Units}, .1), normal(seed + 1, {Axis("old", 128), Units}, .1),
+    return {normal(seed, {Input, Units}, .1), normal(seed + 1, {Axis("old", 128), Units}, .1),
             normal(seed + 2, {Units}, .1)};
   }
   NamedArray operator()(const NamedArray& x, const NamedArray& h) const {
@@ -156,9 +156,9 @@ std::vector<Case> loop_cases() {
     return std::tuple(normal(0, {Cell}), normal(1, {Cell, NextCell}, .25));
   });
   cases.push_back(loop("kalman", "2000 steps, [8, 8]", [] {
-    auto eye = nn::one_hot(arange(Row), Col, DType::f32);
-    return jitted(kalman, (eye * .9 + normal(0, {Row, Col}, .02)).eval(), (eye * .01).eval(),
-                  normal(1, {Col}), normal(2, {Time}));
+    auto eye = nn::one_hot(arange(StateRow), StateCol, DType::f32);
+    return jitted(kalman, (eye * .9 + normal(0, {StateRow, StateCol}, .02)).eval(),
+                  (eye * .01).eval(), normal(1, {StateCol}), normal(2, {Time}));
   }));
   both("lotka", "2000 steps, [1000, 2]", lotka_volterra, [] {
     const Axis Example("example", 1000);
@@ -166,7 +166,7 @@ std::vector<Case> loop_cases() {
                       (random::uniform(random::key(1), {Example, Axis("rate", 4)}) + .5).eval());
   });
   for (int batch : {1, 32}) {
-    auto xs = [batch] { return normal(99, {Axis("batch", batch), Position, Embed}); };
+    auto xs = [batch] { return normal(99, {Axis("batch", batch), Position, Input}); };
     auto suffix = "_" + std::to_string(batch);
     auto shape = "256 steps, [" + std::to_string(batch) + ", 128]";
     both("lstm" + suffix, shape, lstm, [xs] { return std::tuple(gates(4), xs()); });
