@@ -18,7 +18,11 @@ using program::Instr;
 constexpr std::int64_t most_work = 1 << 17, most_products = 32 * 1024;
 constexpr std::int64_t lanes = 16;
 constexpr std::int64_t most_stride = (1 << 30) / lanes;  // offsets of lanes have 32 bits
-constexpr std::int64_t far_cost = 8;  // registers, for a register of elements that are far apart
+// costs in registers
+constexpr std::int64_t most_waste = 1024;  // more than the cost of the call of a step
+constexpr std::int64_t far_cost = 8;       // a register of elements that are far apart
+constexpr std::int64_t call_cost = 8;      // a kernel that computes one register
+constexpr std::int64_t lane_sum_cost = 8;  // a reduction of the lanes of a register
 
 bool has_lane(DType d) { return d == DType::f32 || d == DType::i32 || d == DType::u32; }
 PointOp point_op(const std::vector<Instr>& code, const Instr& in) {
@@ -119,15 +123,21 @@ Nest nest_with_accesses(const Fused& f) {
   return nest;
 }
 
-// Chooses the dim of the lanes: the fewest registers, counting those of far elements. Returns false
-// if there is no choice.
+// Chooses the dim of the lanes: the fewest registers, counting those of far elements, kernels and
+// reductions of lanes. Returns false if there is no choice, or if the step is faster when it is
+// called, since it copies short rows into full registers.
 bool choose_lanes(Nest& nest, bool any_stride) {
+  const std::int64_t outer_positions =
+      program::points(Dims(nest.dims.begin(), nest.dims.begin() + nest.outer));
+  const auto kernels = std::count_if(nest.code.begin(), nest.code.end(),
+                                     [&](auto& in) { return kernel_of(nest.code, in); });
   std::int64_t best = -1;
   for (int d = -1; d < int(nest.dims.size()); ++d) {
     if (d < 0 && program::points(nest.dims) != 1) continue;
-    std::int64_t cost = 1;
+    std::int64_t cost = 1 + call_cost * kernels, lane_sums = 0;
     bool fits = true;
     for (std::size_t i = 0; i < nest.code.size(); ++i) {
+      if (d >= 0 && nest.reduces(d) && is_reduction(nest.code[i].code)) ++lane_sums;
       const int access = nest.access[i];
       if (access < 0 || nest.accesses[std::size_t(access)].iota || d < 0) continue;
       const std::int64_t stride = nest.accesses[std::size_t(access)].strides[std::size_t(d)];
@@ -139,11 +149,13 @@ bool choose_lanes(Nest& nest, bool any_stride) {
       cost += far_cost;
     }
     cost *= registers_of(nest.dims, d);
+    cost += lane_sums * lane_sum_cost * outer_positions;
     if (!fits || (best >= 0 && cost >= best)) continue;
     best = cost;
     nest.vector = d;
   }
-  return best >= 0;
+  const std::int64_t full = (program::points(nest.dims) + lanes - 1) / lanes;
+  return best >= 0 && best <= full * (1 + call_cost * kernels) + most_waste;
 }
 
 }  // namespace
@@ -222,9 +234,9 @@ std::optional<ProductNest> product_nest_of(const program::Contract& c) {
     if (along_k ? p.a.strides[v] != 1 || p.b.strides[v] != 1
                 : p.b.strides[v] != 1 || (p.out.strides[v] != 1 && p.dims[v] != 1))
       return;
-    // a sum of lanes costs about as much as eight registers of multiplications
     std::int64_t cost = registers_of(p.dims, p.vector);
-    if (along_k) cost += 8 * program::points(Dims(p.dims.begin(), p.dims.begin() + p.outer));
+    if (along_k)
+      cost += lane_sum_cost * program::points(Dims(p.dims.begin(), p.dims.begin() + p.outer));
     if (least >= 0 && cost >= least) return;
     least = cost;
     for (std::size_t r = 0; r < first_n && !along_k; ++r)

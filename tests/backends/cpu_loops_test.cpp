@@ -135,7 +135,8 @@ TEST_CASE("loops with small steps match the reference") {
                         {16, 16, 8},
                         {5, 33, 10},
                         {1, 150, 9},
-                        {130, 3, 8}})
+                        {130, 3, 8},
+                        {300, 2, 9}})
       if (std::string(name) != "matmul of two states" || sizes.rows == sizes.columns)
         check(name, step, sizes);
 }
