@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backends/cpu/assemble.h"
+#include "backends/cpu/loop_nest.h"
 #include "haliax/haliax.h"
 #include "support/programs.h"
 
@@ -484,6 +485,23 @@ TEST_CASE("cpu: consecutive ops are merged, and read and write bf16 in place") {
                      c.run(*reference::make_reference_device())[0],
                      dtype == DType::bf16 ? 8e-3 : 1e-6) == "");
   }
+}
+
+TEST_CASE("cpu: small steps with short rows have their lanes across rows, or are called") {
+  Case c(1);
+  View x = c.view(false, DType::f32, {256, 160}, Case::dense),
+       out = c.view(true, DType::f32, {256, 160}, Case::dense);
+  x.strides = out.strides = {160, 1};
+  auto& step = c.add(Kind::fused);
+  step.fused.dims = {256, 2};
+  step.fused.outer = 2;
+  step.fused.code = {load(x), op(Code::sin, DType::f32, {0}), store(out, 1)};
+  const cpu::Context context{c.program, static_cast<int>(c.program.slots.size()), 1};
+  const auto nest = cpu::nest_of(step, context, true);
+  REQUIRE(nest);
+  REQUIRE(nest->vector >= 0);
+  CHECK(nest->dims[static_cast<std::size_t>(nest->vector)] == 256);
+  CHECK(!cpu::nest_of(step, context, false));
 }
 
 // Alone, and after another op in one piece of machine code.
