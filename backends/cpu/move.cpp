@@ -6,6 +6,9 @@
 namespace haliax::cpu {
 namespace {
 
+// elements of a piece, below which its copy takes less time than the call of a kernel
+constexpr std::int64_t fewest_for_kernel = 64;
+
 // Copies rows x cols elements in squares, so that each cache line is used while it is cached.
 void copy_tile(int bytes, void* to, RowStrides ts, const void* from, RowStrides fs,
                std::int64_t rows, std::int64_t cols) {
@@ -68,13 +71,21 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
     T* target = reinterpret_cast<T*>(to);
     const std::int64_t *f = dims_merged_.stride[0], *t = dims_merged_.stride[1];
     const int a = outer_, b = dims_merged_.count - 1;
+    const std::int64_t columns = dims_merged_.size[b];
+    const auto copy_rows = kernels().copy_rows;
     auto piece = [&](const T* s, T* d, std::int64_t rows) {
-      if (a == b) return kernels().copy_rows(bytes_, d, {0, t[a]}, s, {0, f[a]}, 1, rows);
+      if (a == b) return copy_rows(bytes_, d, {0, t[a]}, s, {0, f[a]}, 1, rows);
+      if (rows * columns < fewest_for_kernel) {
+        for (std::int64_t r = 0; r < rows; ++r)
+          for (std::int64_t c = 0; c < columns; ++c)
+            d[r * t[a] + c * t[b]] = s[r * f[a] + c * f[b]];
+        return;
+      }
       const RowStrides fs{f[a], f[b]}, ts{t[a], t[b]};
       if (f[b] == 1 || f[b] == 0 || std::abs(f[a]) != 1)
-        kernels().copy_rows(bytes_, d, ts, s, fs, rows, dims_merged_.size[b]);
+        copy_rows(bytes_, d, ts, s, fs, rows, columns);
       else
-        copy_tile(bytes_, d, ts, s, fs, rows, dims_merged_.size[b]);
+        copy_tile(bytes_, d, ts, s, fs, rows, columns);
     };
     const std::int64_t first = block * per_block_;
     if (outer_points_ == 1)
