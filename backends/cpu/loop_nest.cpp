@@ -54,25 +54,6 @@ std::int64_t registers_of(const Dims& dims, int vector) {
   return n / along * ((along + lanes - 1) / lanes);
 }
 
-// Returns true if a store may change an element that a load at another position reads.
-bool conflicts(const Fused& f, const Context& context) {
-  for (auto& store : f.code) {
-    if (!is_store(store.code)) continue;
-    for (auto& other : f.code) {
-      if (&other == &store || !accesses_memory(other.code) ||
-          !context.overlap(store.view.slot, other.view.slot))
-        continue;
-      const bool is_same_view =
-          other.view.slot == store.view.slot && other.view.offset == store.view.offset &&
-          other.view.terms == store.view.terms &&
-          program::access_strides(f, other) == program::access_strides(f, store);
-      if (!is_same_view && !(is_store(other.code) && other.view.slot == store.view.slot))
-        return true;
-    }
-  }
-  return false;
-}
-
 // Returns true if all dims may be treated as inner dims: there are no reductions, and each inner
 // position may recompute the outer values.
 bool is_flat(const Fused& f) {
@@ -83,14 +64,36 @@ bool is_flat(const Fused& f) {
   });
 }
 
+// Returns true if a store may change an element that a load at another position reads.
+bool conflicts(const Fused& f, const Context& context) {
+  const bool flat = is_flat(f);
+  for (auto& store : f.code) {
+    if (!is_store(store.code)) continue;
+    for (auto& other : f.code) {
+      if (&other == &store || !accesses_memory(other.code) ||
+          !context.overlap(store.view.slot, other.view.slot))
+        continue;
+      const bool is_same_slot = context.same(other.view.slot, store.view.slot);
+      // an outer store may precede a pass over the inner positions
+      if (other.code == Code::load && other.inner && !store.inner && !flat) return true;
+      const bool is_same_view =
+          is_same_slot && other.view.offset == store.view.offset &&
+          other.view.terms == store.view.terms &&
+          program::access_strides(f, other) == program::access_strides(f, store);
+      if (!is_same_view && !(is_store(other.code) && is_same_slot)) return true;
+    }
+  }
+  return false;
+}
+
 // Returns true for a load of elements that a store overwrites.
-bool is_overwritten(const Fused& f, const Instr& in) {
+bool is_overwritten(const Fused& f, const Instr& in, const Context& context) {
   return in.code == Code::load && std::any_of(f.code.begin(), f.code.end(), [&](auto& other) {
-           return is_store(other.code) && other.view.slot == in.view.slot;
+           return is_store(other.code) && context.same(other.view.slot, in.view.slot);
          });
 }
 
-Nest nest_with_accesses(const Fused& f) {
+Nest nest_with_accesses(const Fused& f, const Context& context) {
   Nest nest;
   nest.dims = f.dims;
   const bool flat = is_flat(f);
@@ -110,7 +113,7 @@ Nest nest_with_accesses(const Fused& f) {
     if (accesses_memory(in.code) || in.code == Code::iota) {
       nest.access.back() = int(nest.accesses.size());
       nest.accesses.push_back({in.view, program::access_strides(f, f.code[i]),
-                               in.code == Code::iota, in.integer, is_overwritten(f, in)});
+                               in.code == Code::iota, in.integer, is_overwritten(f, in, context)});
     }
     nest.code.push_back(std::move(in));
   }
@@ -131,10 +134,11 @@ bool choose_lanes(Nest& nest, bool any_stride) {
       program::points(Dims(nest.dims.begin(), nest.dims.begin() + nest.outer));
   const auto kernels = std::count_if(nest.code.begin(), nest.code.end(),
                                      [&](auto& in) { return kernel_of(nest.code, in); });
-  std::int64_t best = -1;
+  const std::int64_t of_register = 1 + call_cost * kernels;
+  std::int64_t best = -1, best_near = 0;  // with and without the cost of far elements
   for (int d = -1; d < int(nest.dims.size()); ++d) {
     if (d < 0 && program::points(nest.dims) != 1) continue;
-    std::int64_t cost = 1 + call_cost * kernels, lane_sums = 0;
+    std::int64_t far = 0, lane_sums = 0;
     bool fits = true;
     for (std::size_t i = 0; i < nest.code.size(); ++i) {
       if (d >= 0 && nest.reduces(d) && is_reduction(nest.code[i].code)) ++lane_sums;
@@ -146,16 +150,18 @@ bool choose_lanes(Nest& nest, bool any_stride) {
           stride != 1 && (stride != 0 || (is_store(nest.code[i].code) && in_all_lanes));
       if (!is_far) continue;
       fits &= any_stride && stride != 0 && std::abs(stride) <= most_stride;
-      cost += far_cost;
+      far += far_cost;
     }
-    cost *= registers_of(nest.dims, d);
-    cost += lane_sums * lane_sum_cost * outer_positions;
+    const std::int64_t near = of_register * registers_of(nest.dims, d) +
+                              lane_sums * lane_sum_cost * outer_positions,
+                       cost = near + far * registers_of(nest.dims, d);
     if (!fits || (best >= 0 && cost >= best)) continue;
     best = cost;
+    best_near = near;
     nest.vector = d;
   }
   const std::int64_t full = (program::points(nest.dims) + lanes - 1) / lanes;
-  return best >= 0 && best <= full * (1 + call_cost * kernels) + most_waste;
+  return best >= 0 && best_near <= full * of_register + most_waste;
 }
 
 }  // namespace
@@ -190,7 +196,7 @@ std::optional<Nest> nest_of(const program::Step& step, const Context& context, b
   if (program::writes_repeatedly(f) || conflicts(f, context)) return {};
   for (auto& in : f.code)
     if (!is_vector_code(f, in)) return {};
-  Nest nest = nest_with_accesses(f);
+  Nest nest = nest_with_accesses(f, context);
   // an outer bool would change its register within the loop over inner positions
   for (auto& in : nest.code)
     if (!in.inner && in.dtype == DType::boolean) return {};

@@ -312,11 +312,15 @@ void NestCode::emit_outer_position() {
   const int last_level = *std::max_element(nest_->level.begin(), nest_->level.end());
   places_.assign(code.size(), {});
   for (std::size_t i = 0; i < code.size(); ++i) left_[i] = code[i].inner ? 0 : pinned;
+  for (std::size_t i = 0; i < code.size(); ++i)
+    if (!code[i].inner && program::is_leaf(code[i].code)) place_leaf(int(i));
+  const auto is_outer = [&](const Instr& in) {
+    return !in.inner && !is_reduction(in.code) && !program::is_leaf(in.code);
+  };
   for (int level = 0; level <= last_level; ++level) {
     if (reduces_lanes()) elements_ = 1;
     for (std::size_t i = 0; i < code.size(); ++i)
-      if (!code[i].inner && !is_reduction(code[i].code) && nest_->level[i] == level)
-        emit_instr(int(i));
+      if (is_outer(code[i]) && nest_->level[i] == level) emit_instr(int(i));
     const auto chosen = inner_values(level, last_level);
     if (chosen.empty()) continue;
     std::vector<Accumulator> sums;
@@ -342,8 +346,11 @@ void NestCode::emit_values(const std::vector<bool>& chosen, std::vector<Accumula
     for (int a : program::operands(code[i]))
       if (left_[std::size_t(a)] < pinned) ++left_[std::size_t(a)];
   }
+  // all loads come before all stores
+  for (std::size_t i = 0; i < code.size(); ++i)
+    if (chosen[i] && program::is_leaf(code[i].code)) place_leaf(int(i));
   for (std::size_t i = 0; i < code.size(); ++i) {
-    if (!chosen[i]) continue;
+    if (!chosen[i] || program::is_leaf(code[i].code)) continue;
     if (!is_reduction(code[i].code)) {
       emit_instr(int(i));
       continue;
@@ -354,7 +361,6 @@ void NestCode::emit_values(const std::vector<bool>& chosen, std::vector<Accumula
 }
 void NestCode::emit_instr(int value) {
   const Instr& in = nest_->code[std::size_t(value)];
-  if (program::is_leaf(in.code)) return place_leaf(value);
   if (is_store(in.code)) return emit_store(value);
   PointCode::Op op;
   std::copy(std::begin(in.args), std::end(in.args), op.args);
