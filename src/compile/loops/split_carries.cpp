@@ -1,6 +1,6 @@
 // Carries the parts of a concatenation in place of the concatenation, so that no iteration joins
-// the parts and slices them again. An example is the state of a simulation that
-// stacks the derivatives of its variables.
+// the parts and slices them again. An example is the state of a simulation that stacks the
+// derivatives of its variables.
 #include <algorithm>
 #include <set>
 
