@@ -100,9 +100,8 @@ struct MoE {
   /// Applies the block.
   /// @param x  `(..., Embed)`; all other axes are axes of tokens
   /// @return array with the axes and the dtype of `x`
-  /// @throws haliax::Error if `x` lacks `Embed`, or if the mapping shards `Experts` over a number
-  /// of
-  ///     devices that does not divide their number
+  /// @throws haliax::Error if `x` lacks `Embed`, or if the number of experts is no multiple of the
+  /// devices that the mapping shards it over
   NamedArray operator()(Arr x) const;
 };
 
