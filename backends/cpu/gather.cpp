@@ -116,7 +116,8 @@ class PickedLines {
   std::int64_t run_points() const { return outer_runs_ * runs_ * run_.size[run_.count - 1]; }
   // Returns the number of neighboring runs, if they have no element of `there` in common; else 1.
   std::int64_t disjoint_runs() const {
-    return run_.count > 1 && run_.stride[1][run_.count - 2] != 0 ? runs_ : 1;
+    const bool disjoint = run_.count > 1 && run_.stride[1][run_.count - 2] != 0;
+    return disjoint ? std::max<std::int64_t>(1, runs_) : 1;
   }
   std::int64_t run_size() const { return run_.size[run_.count - 1]; }
   std::int64_t run_stride(int side) const { return run_.stride[side][run_.count - 1]; }
