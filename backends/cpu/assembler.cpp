@@ -136,12 +136,8 @@ class Assembler : VectorOps {
           vpmovdw(to | Opmask(rest_mask), half.z);
         else
           vpmovdw(to, half.z);
-      } else if (!rest_) {
-        vmovups(array_address(k), z);
-      } else if (wide_) {
-        vmovups(array_address(k) | Opmask(rest_mask), z);
       } else {
-        vmaskmovps(array_address(k), reg(rest_lanes), z);
+        store_register(array_address(k), z, rest_);
       }
       used(value);
     }

@@ -44,8 +44,8 @@ std::optional<Nest> nest_of(const program::Step&, const Context&, bool any_strid
 Kernel kernel_of(const std::vector<program::Instr>&, const program::Instr&);
 
 // A small matmul: out (batch, m, n) = a (batch, m, k) x b (batch, k, n). The lanes are positions
-// along n or k. If they are along n, `row` is a dim of m: several rows share the registers of
-// b.
+// along n or k. If they are along n, `row` is a dim of m: several rows share registers
+// of b.
 struct ProductNest {
   Dims dims;  // outer dims: all but k; then the k dims
   int outer = 0, vector = 0, row = -1;

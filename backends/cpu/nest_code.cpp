@@ -408,20 +408,14 @@ void NestCode::emit_store(int value) {
     vmovss(array_address(access), Xbyak::Xmm(z.getIdx()));
   else if (stride > 1 || stride < 0)
     scatter(z, access, stride);
-  else if (!rest_)
-    vmovups(array_address(access), z);
-  else if (wide_)
-    vmovups(array_address(access) | Opmask(rest_mask), z);
   else
-    vmaskmovps(array_address(access), reg(rest_lanes), z);
+    store_register(array_address(access), z, rest_);
   combined.reset();
   used(source);
 }
 void NestCode::load_target(const Vector& z, int access, std::int64_t stride) {
   if (stride == 0) return vbroadcastss(z, dword[scalar_address(access)]);
-  if (stride == 1 && !rest_) return vmovups(z, array_address(access));
-  if (stride == 1 && wide_) return vmovups(z | Opmask(rest_mask) | T_z, array_address(access));
-  if (stride == 1) return vmaskmovps(z, reg(rest_lanes), array_address(access));
+  if (stride == 1) return load_register(z, array_address(access), rest_);
   load_far(z, access, stride);
 }
 // Loads elements that are `stride` positions from each other: by permutations of full registers if

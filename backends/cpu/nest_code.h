@@ -131,9 +131,6 @@ class NestCode : public VectorOps {
     Temporary low, high;
     Widened(NestCode&, const Address&, bool is_part);
   };
-  void load_part(const Vector&, const Address&);
-  void load_block(const Vector&, int cursor, int row, int column, bool is_part);
-  void store_block(const Vector&, int row, int column, bool is_part);
   Address block_address(int cursor, int row, int column);
 
   static constexpr int registers_for_cursors = 9;

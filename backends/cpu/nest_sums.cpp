@@ -213,10 +213,10 @@ void NestCode::emit_block(const ProductNest& p, const ProductBlock& block) {
       narrow(sum);
       if (p.accumulate) {
         Temporary before(*this);
-        load_block(before.z, 2, r, c, block.is_part(c));
+        load_register(before.z, block_address(2, r, c), block.is_part(c));
         vaddps(sum.low, sum.low, before.z);
       }
-      store_block(sum.low, r, c, block.is_part(c));
+      store_register(block_address(2, r, c), sum.low, block.is_part(c));
       free_.set(std::size_t(sum.low.getIdx()));
     }
 }
@@ -249,7 +249,7 @@ void NestCode::add_products(const ProductBlock& block, std::span<const WideSum> 
 NestCode::Widened::Widened(NestCode& code, const Address& from, bool is_part)
     : low(code), high(code) {
   if (is_part) {
-    code.load_part(low.z, from);
+    code.load_register(low.z, from, true);
     code.upper_half(high.z, low.z);
     code.vcvtps2pd(high.z, code.half(high.z));
     code.vcvtps2pd(low.z, code.half(low.z));
@@ -257,25 +257,6 @@ NestCode::Widened::Widened(NestCode& code, const Address& from, bool is_part)
     code.vcvtps2pd(low.z, from);
     code.vcvtps2pd(high.z, code.ptr[from.getRegExp() + std::size_t(2 * code.lanes())]);
   }
-}
-void NestCode::load_part(const Vector& z, const Address& from) {
-  if (wide_)
-    vmovups(z | Opmask(rest_mask) | T_z, from);
-  else
-    vmaskmovps(z, reg(rest_lanes), from);
-}
-void NestCode::load_block(const Vector& z, int cursor, int row, int column, bool is_part) {
-  const auto from = block_address(cursor, row, column);
-  is_part ? load_part(z, from) : vmovups(z, from);
-}
-void NestCode::store_block(const Vector& z, int row, int column, bool is_part) {
-  const auto to = block_address(2, row, column);
-  if (!is_part)
-    vmovups(to, z);
-  else if (wide_)
-    vmovups(to | Opmask(rest_mask), z);
-  else
-    vmaskmovps(to, reg(rest_lanes), z);
 }
 // Runs f at each position of the dims that are summed, several positions of the last one per
 // iteration.

@@ -36,6 +36,24 @@ class VectorOps : public VectorFunctions {
     place.kind = Place::nowhere;
   }
 
+  // Load and store a register, or only its first elements if it is not full.
+  void load_register(const Vector& z, const Address& from, bool is_part) {
+    if (!is_part)
+      vmovups(z, from);
+    else if (wide_)
+      vmovups(z | Opmask(rest_mask) | T_z, from);
+    else
+      vmaskmovps(z, reg(rest_lanes), from);
+  }
+  void store_register(const Address& to, const Vector& z, bool is_part) {
+    if (!is_part)
+      vmovups(to, z);
+    else if (wide_)
+      vmovups(to | Opmask(rest_mask), z);
+    else
+      vmaskmovps(to, reg(rest_lanes), z);
+  }
+
   // Loads a value into a vector register, where it stays.
   Vector vector(int value) {
     auto& place = places_[std::size_t(value)];
@@ -61,13 +79,7 @@ class VectorOps : public VectorFunctions {
         vpmovzxwd(z, from);
       vpslld(z, z, 16);
     } else {
-      const auto from = array_address(place.at);
-      if (!rest_)
-        vmovups(z, from);
-      else if (wide_)
-        vmovups(z | Opmask(rest_mask) | T_z, from);
-      else
-        vmaskmovps(z, reg(rest_lanes), from);
+      load_register(z, array_address(place.at), rest_);
     }
     place = {Place::vector, z.getIdx()};
     return z;
