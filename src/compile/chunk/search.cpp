@@ -170,20 +170,20 @@ class TileSearch {
     if (!call_.chunks.empty()) return requested();
     auto form = ChunkForm(call_.form);
     auto untiled = try_plan({call_, {}, "whole"});
-    // Sums and saved values of rows, which every plan needs, do not count against the budget of
-    // scores. Scores with an explicit budget are always tiled.
-    const bool of_scores = call_.scores, has_budget = of_scores && call_.memory > 0;
-    if (of_scores && (has_budget || untiled.bytes > budget_)) {
-      auto least = smallest();
-      if (!least.plan.refusal.empty()) return least.plan;
-      budget_ = std::max(budget_,
-                         least.bytes + (has_budget ? call_.memory : ChunkOptions::default_memory));
-    }
+    const bool has_budget = call_.scores && call_.memory > 0;  // such scores are always tiled
     if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
+    if (call_.scores) {
+      auto parallel = search_parallel_slots(untiled.machine);
+      // The untiled region then exceeds any budget that `raise_budget` may set.
+      const bool exceeds =
+          has_budget || (parallel && untiled.bytes > parallel->bytes + ChunkOptions::default_memory);
+      if (parallel && exceeds) return with_reason(*parallel, {});
+      raise_budget();
+      if (!smallest_->plan.refusal.empty()) return smallest_->plan;
+      if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
+      if (parallel) return with_reason(*parallel, {});
+    }
     std::optional<Trial> rows, tiles;
-    if (call_.scores)
-      if (auto parallel_slots = search_parallel_slots(untiled.machine))
-        return with_reason(*parallel_slots, {});
     if (form != ChunkForm::tile) rows = search_rows();
     if (!inner_axes_.empty()) tiles = search_rows_and_columns();
     if (!rows && !tiles) rows = smallest();
@@ -231,7 +231,7 @@ class TileSearch {
     t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.saved_work);
     return t;
   }
-  TilePlan requested() const {
+  TilePlan requested() {
     if (call_.scores) {
       auto independent = axes_->independent();
       if (auto keys =
@@ -278,6 +278,21 @@ class TileSearch {
     auto sizes = sizes_of(outer_axes_, rows), more = sizes_of(inner_axes_, columns);
     sizes.insert(sizes.end(), more.begin(), more.end());
     return {call_, sizes, backward_ ? "recompute" : "forward"};
+  }
+
+  // Raises the budget of scores by the bytes of the smallest plan, since sums and saved values of
+  // rows, which every plan needs, do not count against it.
+  void raise_budget() {
+    if (smallest_) return;
+    smallest_ = smallest();
+    if (!smallest_->plan.refusal.empty()) return;
+    const auto memory = call_.memory > 0 ? call_.memory : ChunkOptions::default_memory;
+    budget_ = std::max(budget_, smallest_->bytes + memory);
+  }
+  // Compiles the smallest plan only if the budget without its bytes is too small.
+  bool fits(std::int64_t bytes) {
+    if (bytes > budget_ && call_.scores) raise_budget();
+    return bytes <= budget_;
   }
 
   // Returns the plan with the most positions that fits the budget, or a faster one with fewer
@@ -363,11 +378,11 @@ class TileSearch {
   }
   // Returns the trial if its iterations run in parallel slots and fit the budget, or if the call
   // requests chunk sizes. Nothing otherwise.
-  std::optional<Trial> try_in_parallel(TilePlan plan) const {
+  std::optional<Trial> try_in_parallel(TilePlan plan) {
     auto t = try_plan(std::move(plan));
-    const bool fits = call_.chunks.empty() ? t.parallel_slot_bytes > 0 && t.bytes <= budget_
+    const bool good = call_.chunks.empty() ? t.parallel_slot_bytes > 0 && fits(t.bytes)
                                            : t.plan.refusal.empty();
-    return fits ? std::optional(std::move(t)) : std::nullopt;
+    return good ? std::optional(std::move(t)) : std::nullopt;
   }
   // Returns the number of queries of a tile. It is smaller if a query has several scores with a
   // key, such as those of heads that are mixed.
@@ -378,7 +393,7 @@ class TileSearch {
                : 1;
     return std::max<std::int64_t>(8, kTileQueries / std::max<std::int64_t>(1, together));
   }
-  std::optional<Trial> search_parallel_slots(const program::Machine& machine) const {
+  std::optional<Trial> search_parallel_slots(const program::Machine& machine) {
     const auto max_parallel_slot_bytes = std::int64_t(machine.max_parallel_slot_bytes);
     if (max_parallel_slot_bytes == 0) return {};
     auto independent = axes_->independent();
@@ -435,6 +450,7 @@ class TileSearch {
   std::vector<ChunkKey> outer_axes_, inner_axes_;
   bool backward_ = false;
   std::int64_t budget_ = 0;
+  std::optional<Trial> smallest_;  // set by raise_budget
 };
 
 }  // namespace
