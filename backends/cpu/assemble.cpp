@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 namespace haliax::cpu {
 namespace {
@@ -89,23 +88,38 @@ class Pass {
     if (same_[std::size_t(v)] != v) return {same_[std::size_t(v)], Broadcast::one};
     return {v, op.one[k] ? Broadcast::one : Broadcast::each};
   }
+  // Returns the values that a group reads from outside.
+  std::vector<Input> inputs_of(const std::vector<Op>& open) const {
+    std::vector<Input> in;
+    for (std::size_t n = 0; n < open.size(); ++n)
+      for (int k = 0; k < 4; ++k) {
+        const int v = open[n].in[k];
+        const auto end = open.begin() + std::ptrdiff_t(n);
+        if (v < 0 || std::any_of(open.begin(), end, [&](const Op& o) { return o.out == v; }))
+          continue;
+        const auto input = input_of(open[n], k);
+        if (std::find(in.begin(), in.end(), input) == in.end()) in.push_back(input);
+      }
+    return in;
+  }
+  // Returns the values of a group that other ops read, in increasing order.
+  std::vector<int> outputs_of(const std::vector<Op>& open) const {
+    std::vector<int> out;
+    for (const Op& op : open) {
+      int reads = 0;  // within the group
+      for (const Op& o : open) reads += int(std::count(o.in, o.in + 4, op.out));
+      if (uses_[std::size_t(op.out)] > reads) out.push_back(op.out);
+    }
+    std::sort(out.begin(), out.end());
+    out.erase(std::unique(out.begin(), out.end()), out.end());  // a value may be rounded in place
+    return out;
+  }
   AssembledOps written(const std::vector<Op>& open) const {
     AssembledOps w;
     // if rows stay in the cache across levels, the call prefetches the next row instead
     w.point.fetches_inputs = !plan_.single_inner_box && !plan_.stays_in_cache;
-    std::set<int> created;
-    std::map<int, int> reads;  // number of reads of a value within the group
     auto& in = w.in;
-    for (const Op& op : open) {
-      for (int k = 0; k < 4; ++k) {
-        if (op.in[k] < 0) continue;
-        ++reads[op.in[k]];
-        if (created.count(op.in[k])) continue;
-        const auto input = input_of(op, k);
-        if (std::find(in.begin(), in.end(), input) == in.end()) in.push_back(input);
-      }
-      created.insert(op.out);
-    }
+    in = inputs_of(open);
     for (auto& i : in)
       w.point.inputs.push_back(is_array(i) ? PointCode::Input::array : PointCode::Input::one);
     // current number of each value, because some values are rounded in place
@@ -123,12 +137,10 @@ class Pass {
       w.point.ops.push_back(one);
       last[op.out] = number++;
     }
-    for (auto& [value, at] : last)
-      if (uses_[std::size_t(value)] > reads[value]) {
-        w.point.outputs.push_back({at});
-        w.out.push_back({value});
-      }
-
+    for (int value : outputs_of(open)) {
+      w.point.outputs.push_back({last[value]});
+      w.out.push_back({value});
+    }
     w.by_row = std::any_of(in.begin(), in.end(), [](auto& i) {
       return i.broadcast == Broadcast::of_row || i.broadcast == Broadcast::along_row;
     });
@@ -136,10 +148,11 @@ class Pass {
   }
   bool fits(const std::vector<Op>& open) const {
     if (open.size() > most_ops) return false;
-    const auto w = written(open);
-    const auto arrays = std::count_if(w.in.begin(), w.in.end(), is_array),
-               numbers = std::ptrdiff_t(w.in.size()) - arrays;
-    return arrays + std::ptrdiff_t(w.out.size()) <= most_arrays && numbers <= most_scalars;
+    const auto in = inputs_of(open);
+    const auto arrays = std::count_if(in.begin(), in.end(), is_array),
+               numbers = std::ptrdiff_t(in.size()) - arrays;
+    return arrays + std::ptrdiff_t(outputs_of(open).size()) <= most_arrays &&
+           numbers <= most_scalars;
   }
   // Replaces the group by one op, or by several if the registers do not suffice.
   void close(const std::vector<Op>& open, Tape& out) {

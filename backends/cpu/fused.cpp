@@ -720,6 +720,9 @@ std::unique_ptr<CompiledStep> make_fused(const program::Step& step, const Contex
   return std::make_unique<FusedStep>(step, context);
 }
 std::int64_t fused_scratch(const program::Step& step) {
+  const auto& code = step.fused.code;
+  if (std::none_of(code.begin(), code.end(), [](auto& in) { return is_reduction(in.code); }))
+    return 0;  // only reductions have partial results
   auto bytes = plan_fused(step.fused, nullptr).scratch_bytes;
   if (Unmasked unmasked(step.fused); unmasked.exists())
     bytes = std::max(bytes, plan_fused(unmasked.fused(), nullptr).scratch_bytes);
