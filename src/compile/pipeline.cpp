@@ -192,7 +192,7 @@ std::int64_t size_of(const std::vector<program::Step>& steps) {
 std::int64_t size_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->size();
   return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0)
-                              : std::int64_t(all_nodes(c.roots).size());
+                              : node_count(c.roots);
 }
 void verify_after(const Pass& p, const Compilation& c) try {
   if (p.stage == Stage::program) {

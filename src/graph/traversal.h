@@ -29,7 +29,7 @@ class Numbering {
       }
 
       grow();
-    } else if (2 * size_ > table_.size()) {
+    } else if (4 * size_ > 3 * table_.size()) {
       grow();
     }
     auto& there = place(n);

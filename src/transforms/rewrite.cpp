@@ -14,14 +14,18 @@ bool reads(const Node& n, const std::unordered_set<const Node*>& some) {
 bool varies_with(const Node& n, const std::unordered_set<const Node*>& some) {
   return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return some.count(i) > 0; });
 }
-void add_reads(const NodePtr& n, Nodes& out) {
-  for (auto& x : n->in)
-    if (x) out.push_back(x);
-  if (n->op != &kLoop) return;
-  for (auto& r : loop_of(*n).results) {
-    append(out, r.value);
-    if (r.carry) out.push_back(r.carry);
+// Calls f for each operand of a node. For a loop, also for the values and carries of its bodies.
+template <class F> static void each_read(const Node& n, const F& f) {
+  for (auto& x : n.in)
+    if (x) f(x);
+  if (n.op != &kLoop) return;
+  for (auto& r : loop_of(n).results) {
+    for (auto& v : r.value) f(v);
+    if (r.carry) f(r.carry);
   }
+}
+void add_reads(const NodePtr& n, Nodes& out) {
+  each_read(*n, [&](const NodePtr& x) { out.push_back(x); });
 }
 
 bool is_region_boundary(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
@@ -35,16 +39,39 @@ std::unordered_set<const Node*> inside_regions(const Nodes& all) {
   return out;
 }
 
+// Calls f for the nodes below the roots for which `filter` is true and that are reachable through
+// nodes for which it is true, once each. The references stay valid as long as the roots.
+template <class Filter, class F>
+static void each_below(const Nodes& roots, const Filter& filter, const F& f) {
+  std::vector<const NodePtr*> todo;  // references need no reference counts
+  Numbering seen;
+  const auto add = [&](const NodePtr& x) { todo.push_back(&x); };
+  for (auto& r : roots)
+    if (r) add(r);
+  while (!todo.empty()) {
+    auto& n = *todo.back();
+    todo.pop_back();
+    if (!filter(*n) || !seen(n.get()).is_new) continue;
+    f(n);
+    each_read(*n, add);
+  }
+}
 // Returns the nodes below the roots for which `filter` is true and that are reachable through nodes
 // for which it is true. Loop bodies are included; inputs come first.
 template <class Filter> static Nodes requested_below(const Nodes& roots, const Filter& filter) {
+  std::vector<std::pair<std::uint64_t, const NodePtr*>> found;  // with their age
+  each_below(roots, filter, [&](const NodePtr& n) { found.push_back({n->id, &n}); });
+  std::sort(found.begin(), found.end());
   Nodes out;
-  traverse(roots, filter, [&](const NodePtr& n, Nodes& todo) {
-    add_reads(n, todo);
-    out.push_back(n);
-  });
-  sort_by_age(out);
+  out.reserve(found.size());
+  for (auto& [age, n] : found) out.push_back(*n);
   return out;
+}
+std::int64_t node_count(const Nodes& roots) {
+  std::int64_t count = 0;
+  each_below(
+      roots, [](const Node&) { return true; }, [&](const NodePtr&) { ++count; });
+  return count;
 }
 Nodes all_nodes(const Nodes& roots) {
   return requested_below(roots, [](const Node&) { return true; });
@@ -110,15 +137,19 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
   OriginScope follow;
   for (auto& n : order) {
     if (n->value && n->in.empty()) continue;
-    follow(n->origin);
     bool changed = false;
-    auto put = [&](NodePtr& x) {
-      auto y = now(x);
-      changed |= y != x;
-      x = y;
-    };
-    Nodes in = n->in;
-    for (auto& x : in) put(x);
+    each_read(*n, [&](const NodePtr& x) {
+      auto i = to.find(x.get());
+      changed |= i != to.end() && i->second != x;
+    });
+    if (!changed) {
+      if (same) same->insert(n.get());
+      continue;
+    }
+    follow(n->origin);
+    auto put = [&](NodePtr& x) { x = now(x); };
+    auto& created = to[n.get()];
+    to.held.push_back(n);
     if (n->op == &kLoop) {
       Loop l = loop_of(*n);
       for (auto& r : l.results) {
@@ -126,19 +157,14 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
         put(r.start);
         put(r.carry);
       }
-      if (changed) {
-        to[n.get()] = make_loop(std::move(l));
-        to.held.push_back(n);
-      }
-    } else if (changed) {
-      auto& created = to[n.get()];
-      to.held.push_back(n);
-      if (n->op == &kResult && in[0]->op == &kLoop)
-        created = loop_result(in[0], result_number(*n));
-      else
-        created = prim::rebuilt(*n, std::move(in), n->axes);
+      created = make_loop(std::move(l));
+      continue;
     }
-    if (!changed && same) same->insert(n.get());
+    Nodes in = n->in;
+    for (auto& x : in) put(x);
+    created = n->op == &kResult && in[0]->op == &kLoop
+                  ? loop_result(in[0], result_number(*n))
+                  : prim::rebuilt(*n, std::move(in), n->axes);
   }
   Nodes out;
   for (auto& r : roots) out.push_back(now(r));

@@ -45,6 +45,7 @@ bool varies_with(const Node&, const std::unordered_set<const Node*>& some);
 void add_reads(const NodePtr&, Nodes& out);
 // Returns all nodes that the roots depend on, loop bodies included, with inputs first.
 Nodes all_nodes(const Nodes& roots);
+std::int64_t node_count(const Nodes& roots);  // the number of these nodes
 // Returns the nodes of one level, inputs first, including the bodies of its loops. Without an
 // index, the level is the top of the graph. Otherwise, it is the part of the body that varies with
 // the index, and the region boundaries that the body reads: a loop-invariant cotangent enters the

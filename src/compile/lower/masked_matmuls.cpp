@@ -90,12 +90,11 @@ enum class LevelKind { outside, in_iteration, in_nested_loop };
 
 class BlockSkipping {
  public:
-  // index: the loop index of the level; null: the top level. `in_iteration`: the level is the body
-  // of a loop over scores. It has few queries, so only keys are split into blocks.
-  BlockSkipping(const Nodes& values, const Node* index, const program::Machine& machine,
+  // values, level: the results and the nodes of a level. `in_iteration`: the level is the body of a
+  // loop over scores. It has few queries, so only keys are split into blocks.
+  BlockSkipping(const Nodes& values, const Nodes& level, const program::Machine& machine,
                 bool in_iteration)
-      : machine_(machine), in_iteration_(in_iteration) {
-    nodes_ = without_bodies(level_of(values, index));
+      : machine_(machine), in_iteration_(in_iteration), nodes_(without_bodies(level)) {
     for (auto& v : values) roots_.insert(v.get());
     for (auto& n : nodes_) {
       Nodes reads;
@@ -277,22 +276,25 @@ class BlockSkipping {
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
-Nodes rewrite_level(const Nodes& values, const Node* index, const program::Machine& machine,
-                    bool in_iteration) {
+Nodes rewrite_level(const Nodes& values, const Nodes& level, const Node* index,
+                    const program::Machine& machine, bool in_iteration) {
   Rewrite found, to;
-  BlockSkipping(values, index, machine, in_iteration).rewrite(found);
-  for (auto& n : level_of(values, index))  // operands first: replacements may read replacements
+  BlockSkipping(values, level, machine, in_iteration).rewrite(found);
+  if (found.empty()) return values;
+  for (auto& n : level)  // operands first: replacements may read replacements
     if (auto y = found.find(n.get()); y != found.end())
       to[n.get()] = substitute({y->second}, to, index)[0];
-  return to.empty() ? values : substitute(values, to, index);
+  return substitute(values, to, index);
 }
 Nodes rewrite_levels(const Nodes& values, const Node* index, const program::Machine& machine,
                      LevelKind kind) {
   std::unordered_set<const Node*> of_scores;  // loop indices
-  auto rewritten = kind == LevelKind::in_nested_loop
-                       ? values
-                       : rewrite_level(values, index, machine, kind == LevelKind::in_iteration);
-  for (auto& n : level_of(rewritten, index))
+  const auto level = level_of(values, index);
+  auto rewritten =
+      kind == LevelKind::in_nested_loop
+          ? values
+          : rewrite_level(values, level, index, machine, kind == LevelKind::in_iteration);
+  for (auto& n : level)  // rewritten loops keep their indices
     if (n->op == &kLoop && loop_of(*n).of_scores)
       for (auto& i : loop_of(*n).index) of_scores.insert(i.get());
   return in_bodies(
