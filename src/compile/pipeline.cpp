@@ -191,8 +191,7 @@ std::int64_t size_of(const std::vector<program::Step>& steps) {
 // Returns the number of nodes of a graph, or of steps of a plan or a Program.
 std::int64_t size_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->size();
-  return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0)
-                              : node_count(c.roots);
+  return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0) : node_count(c.roots);
 }
 void verify_after(const Pass& p, const Compilation& c) try {
   if (p.stage == Stage::program) {

@@ -162,9 +162,8 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
     }
     Nodes in = n->in;
     for (auto& x : in) put(x);
-    created = n->op == &kResult && in[0]->op == &kLoop
-                  ? loop_result(in[0], result_number(*n))
-                  : prim::rebuilt(*n, std::move(in), n->axes);
+    created = n->op == &kResult && in[0]->op == &kLoop ? loop_result(in[0], result_number(*n))
+                                                       : prim::rebuilt(*n, std::move(in), n->axes);
   }
   Nodes out;
   for (auto& r : roots) out.push_back(now(r));

@@ -142,6 +142,22 @@ std::string reason_of(const Trial& t, const std::optional<Trial>& other, const C
   return why;
 }
 
+// Returns the message for a call whose smallest chunk exceeds its budget.
+std::string too_large(const std::vector<ChunkKey>& keys, std::int64_t bytes, std::int64_t budget,
+                      bool backward) {
+  std::string axes;
+  for (auto& k : keys) axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
+  return "one position of " + axes + " needs " + std::to_string(bytes) + " bytes, more than the " +
+         std::to_string(budget) + " allowed" + (backward ? "" : "; its gradient may need more");
+}
+
+// Returns the form of a plan over rows.
+const char* rows_form(const ChunkKey& call, bool backward) {
+  return !backward                                      ? "forward"
+         : ChunkForm(call.form) == ChunkForm::recompute ? "recompute"
+                                                        : "sweep";
+}
+
 class TileSearch {
  public:
   TileSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level,
@@ -176,7 +192,8 @@ class TileSearch {
       auto parallel = search_parallel_slots(untiled.machine);
       // The untiled region then exceeds any budget that `raise_budget` may set.
       const bool exceeds =
-          has_budget || (parallel && untiled.bytes > parallel->bytes + ChunkOptions::default_memory);
+          has_budget ||
+          (parallel && untiled.bytes > parallel->bytes + ChunkOptions::default_memory);
       if (parallel && exceeds) return with_reason(*parallel, {});
       raise_budget();
       if (!smallest_->plan.refusal.empty()) return smallest_->plan;
@@ -205,17 +222,12 @@ class TileSearch {
           all.bytes < t.bytes)
         t = std::move(all);
     if (t.plan.refusal.empty() && t.bytes > budget_ && !call_.scores)
-      t.plan.refusal = too_large(t.bytes);
+      t.plan.refusal = failure_at(origin_, "chunked_reduce",
+                                  too_large(regions_.keys, t.bytes, budget_, backward_));
     return t;
   }
 
  private:
-  const char* rows_form() const {
-    return !backward_                                      ? "forward"
-           : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute"
-                                                           : "sweep";
-  }
-
   // A plan that is refused fits no budget.
   Trial try_plan(TilePlan plan) const {
     Trial t;
@@ -341,7 +353,7 @@ class TileSearch {
   // outermost loop if a block has at most kMaxRingBlockBytes bytes. Otherwise, it is inside of as
   // many loops over axes that the call did not request as that needs.
   TilePlan plan_rows(TileSizes sizes) const {
-    if (!ring_keys_) return {call_, std::move(sizes), rows_form()};
+    if (!ring_keys_) return {call_, std::move(sizes), rows_form(call_, backward_)};
     const auto block = ring_keys_->size / call_.blocks;
     std::int64_t bytes = 0;  // size of one block of all inputs with keys
     for (auto& n : isolated_.inputs)
@@ -350,7 +362,7 @@ class TileSearch {
     for (; at + regions_.keys.size() < sizes.size() && bytes > kMaxRingBlockBytes; ++at)
       bytes /= sizes[at].first.size;
     sizes.insert(sizes.begin() + std::ptrdiff_t(at), {*ring_keys_, block});
-    return {call_, std::move(sizes), rows_form(), at, true};
+    return {call_, std::move(sizes), rows_form(call_, backward_), at, true};
   }
   // Returns the bytes of the widest scores of an iteration with this number of queries and one
   // position of each axis in `independent`.
@@ -380,8 +392,8 @@ class TileSearch {
   // requests chunk sizes. Nothing otherwise.
   std::optional<Trial> try_in_parallel(TilePlan plan) {
     auto t = try_plan(std::move(plan));
-    const bool good = call_.chunks.empty() ? t.parallel_slot_bytes > 0 && fits(t.bytes)
-                                           : t.plan.refusal.empty();
+    const bool good =
+        call_.chunks.empty() ? t.parallel_slot_bytes > 0 && fits(t.bytes) : t.plan.refusal.empty();
     return good ? std::optional(std::move(t)) : std::nullopt;
   }
   // Returns the number of queries of a tile. It is smaller if a query has several scores with a
@@ -430,16 +442,6 @@ class TileSearch {
     if (plan.refusal.empty()) plan.why = reason_of(t, other, call_, budget_);
     return plan;
   }
-  std::string too_large(std::int64_t bytes) const {
-    std::string axes;
-    for (auto& k : regions_.keys)
-      axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
-    return failure_at(origin_, "chunked_reduce",
-                      "one position of " + axes + " needs " + std::to_string(bytes) +
-                          " bytes, more than the " + std::to_string(budget_) + " allowed" +
-                          (backward_ ? "" : "; its gradient may need more"));
-  }
-
   ChunkKey call_;
   const ChunkTrial& compile_trial_;
   Regions regions_;
