@@ -229,7 +229,6 @@ void describe(JitReport& r, const Compilation& c, const MeshProgram* m, const Ma
   r.memory = memory_of(p);
   r.memory_over_time = arena_in_use(p);
   for (auto& bytes : r.memory_over_time) bytes += r.argument_bytes + p.peak_bytes - p.arena_bytes;
-  r.program = program::to_string(p);
   r.collectives.clear();
   r.sent_bytes = r.calls = r.sending_s = 0;
   if (m)

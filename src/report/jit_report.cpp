@@ -69,6 +69,7 @@ void JitCore::Impl::report_not_donated(const program::Program& p) {
 
 void JitCore::Impl::report_program(const Compilation& c, const MeshProgram* m) {
   describe(report, c, m, options.speed);
+  reported_program = m ? m->devices[m->largest_device].program : c.program;
   report.passes = c.log;
   if (options.passes) report.explain += "\n" + to_string(c.log);
 }

@@ -182,6 +182,7 @@ JitCore::TraceGuard::TraceGuard(JitCore& core) : core_(core) {
   new (&m.tracing) std::optional<Tracing>;
   new (&m.mapping_outside) std::shared_ptr<const Mapping>;
   new (&m.report) JitReport(m.last_report);
+  new (&m.reported_program) std::shared_ptr(m.last_program);
 }
 JitCore::TraceGuard::~TraceGuard() { core_.impl_->trace_lock.unlock(); }
 JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
@@ -283,6 +284,7 @@ void JitCore::abandon() {
   std::lock_guard hold(showing);
   try {
     impl_->last_report = impl_->report;
+    impl_->last_program = impl_->reported_program;
   } catch (const std::bad_alloc&) {}  // runs while an error is handled
 }
 
@@ -411,6 +413,7 @@ JitReport JitCore::report() const {
   std::lock_guard hold(showing);
   auto out = impl_->last_report;
   out.split_bytes = impl_->split_bytes;
+  if (impl_->last_program) out.program = program::to_string(*impl_->last_program);
   return out;
 }
 const JitOptions& JitCore::options() const { return impl_->options; }

@@ -84,11 +84,14 @@ struct JitCore::Impl {
   std::unique_ptr<Cached> pending;  // the entry in progress; valid while `tracing` is set
   std::optional<Tracing> tracing;
   std::shared_ptr<const Mapping> mapping_outside;  // the mapping outside of f during the trace
-  JitReport report;
+  JitReport report;                                // without the text of the Program
+  std::shared_ptr<const program::Program> reported_program;  // of the device with the most memory
   double started = 0;
   bool reported_retraces = false;
 
-  JitReport last_report;                     // report of the last trace; has a lock of its own
+  // Report of the last trace, and its Program; they have a lock of their own.
+  JitReport last_report;
+  std::shared_ptr<const program::Program> last_program;
   std::atomic<std::int64_t> split_bytes{0};  // copied to split arguments, in the last run
   ~Impl() {
     for (auto* e = newest.load(); e;) delete std::exchange(e, e->older);
