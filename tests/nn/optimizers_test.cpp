@@ -136,6 +136,9 @@ TEST_CASE("optimizers: transformations match Optax over 20 steps") {
   check("trace", run(chain(optim::trace(0.8, true), scale(-0.01))));
   check("scheduled", run(chain(scale_by_rms(), scale_by_learning_rate(warmup_cosine_decay_schedule(
                                                    0.1, 1, 10, 100, 0.05)))));
+  check("rmsprop_centered", run(chain(scale_by_stddev(0.9, 1e-3), scale(-0.01))), 1e-4);
+  const auto frozen = run(chain(scale_by_adam(), set_to_zero()));
+  CHECK(array_equal(frozen.up, start().up));
   auto is_matrix = [](const std::string&, const NamedArray& p) { return p.axes().size() == 2; };
   check("masked", run(masked(lion({.learning_rate = 0.01}), is_matrix)));
 }

@@ -97,6 +97,9 @@ TEST_CASE("axes: functions of specifications and selections") {
   CHECK(flatten_axes(both, Names{}, "one") == Axes{{"one", 1}, Batch, Embed});
   CHECK_THROWS_WITH_AS(flatten_axes(both, Axis("all", 5)), doctest::Contains("512 elements"),
                        Error);
+  CHECK(selects_axis({"a", B}, {B, A}));
+  CHECK(!selects_axis({"a"}, {A, B}));
+  CHECK(!selects_axis({Axis("a", 7)}, {A}));
 }
 
 TEST_CASE("arrays: shape, places of axes, and matches of specifications") {
