@@ -254,7 +254,7 @@ class TapePlayer {
   Tile next;                        // the next outer box
   std::int64_t visible_points = 0;  // elements per row; 0: all
   bool masks_more = false;          // some hidden element was nonzero
-  enum { nothing, next_tile, next_row } soon = next_tile;
+  enum { nothing, next_tile, next_row } prefetched = next_tile;
 
  private:
   void play(const Op& op) {
@@ -397,8 +397,8 @@ class TapePlayer {
   // Schedules a prefetch. The next tile usually follows this one in memory.
   void expect(const Access& access, const std::byte* memory, std::int64_t bytes) {
     if (values.plan.only_reduces) return;
-    if (soon == next_tile) ahead_.set(memory + bytes, bytes);
-    if (soon != next_row) return;
+    if (prefetched == next_tile) ahead_.set(memory + bytes, bytes);
+    if (prefetched != next_row) return;
     std::int64_t offset = 0;
     for (int d = 0; d < values.plan.outer_dims; ++d)
       offset += (next.at[d] - values.tile.at[d]) * access.strides[std::size_t(d)];
@@ -526,12 +526,14 @@ class TapePlayer {
   Prefetcher ahead_;
 };
 
-// The state of one thread while it processes boxes.
+// The state of one thread while it processes boxes. process_box runs all levels of a box. If the
+// inner space is split into chunks, reduce_chunk runs in parallel, level by level, and
+// store_results follows.
 class Worker {
  public:
   explicit Worker(const FusedRun& run) : run_(run), plan_(run.plan) {}
   // Runs a tape that writes to the pool, for a full tile.
-  void once(const Tape& tape) {
+  void run_once(const Tape& tape) {
     tile_.outer = tile_.inner = 1;
     for (int d = 0; d < plan_.dims; ++d)
       (d < plan_.outer_dims ? tile_.outer : tile_.inner) *= tile_.size[d] = plan_.box[d];
@@ -545,13 +547,13 @@ class Worker {
     // be nonzero, too.
     player_.visible_points =
         plan_.row_masks.empty() || player_.masks_more ? 0 : visible_points_of(run_, tile_);
-    walk(box, first, end);
+    run_levels(box, first, end);
     if (player_.visible_points == 0) return;
     if (!player_.masks_more) return fill_ends(run_, tile_, player_.visible_points);
     player_.visible_points = 0;
-    walk(box, first, end);
+    run_levels(box, first, end);
   }
-  void walk(std::int64_t box, std::int64_t first, std::int64_t end) {
+  void run_levels(std::int64_t box, std::int64_t first, std::int64_t end) {
     for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
       plan_.reductions[r].init(player_.values.accumulator(r), tile_.outer);
     const std::size_t last_pass = plan_.last_pass();
@@ -560,31 +562,32 @@ class Worker {
       // A row that several passes read stays in the second-level cache. The next row joins it,
       // prefetched during the last pass.
       if (plan_.single_inner_box || plan_.stays_in_cache)
-        player_.soon = box + 1 < end && (plan_.single_inner_box || level == last_pass)
-                           ? TapePlayer::next_row
-                       : level == 0 && box == first ? TapePlayer::next_tile
-                                                    : TapePlayer::nothing;
-      sweep(level, 0, plan_.inner_boxes);
+        player_.prefetched = box + 1 < end && (plan_.single_inner_box || level == last_pass)
+                                 ? TapePlayer::next_row
+                             : level == 0 && box == first ? TapePlayer::next_tile
+                                                          : TapePlayer::nothing;
+      run_inner_boxes(level, 0, plan_.inner_boxes);
       if (player_.visible_points > 0 && player_.masks_more) return;
     }
     player_.play(plan_.outer_stores);
   }
   // Processes one chunk of the inner space of a box, for one level. Stores its partial reductions
   // in the scratch memory.
-  void part(int level, std::int64_t box, std::int64_t chunk) {
+  void reduce_chunk(int level, std::int64_t box, std::int64_t chunk) {
     tile_.set_outer(plan_, box);
     play_outer(level, box);
     for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
       if (plan_.reduction_level[r] == level)
         plan_.reductions[r].init(player_.values.accumulator(r), tile_.outer);
     const std::int64_t boxes = (plan_.inner_boxes + plan_.chunks - 1) / plan_.chunks;
-    sweep(std::size_t(level), chunk * boxes, std::min(plan_.inner_boxes, (chunk + 1) * boxes));
+    run_inner_boxes(std::size_t(level), chunk * boxes,
+                    std::min(plan_.inner_boxes, (chunk + 1) * boxes));
     for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
       if (plan_.reduction_level[r] == level)
         std::memcpy(partial(r, chunk, box), player_.values.accumulator(r),
                     std::size_t(tile_.outer * plan_.reductions[r].bytes));
   }
-  void last(std::int64_t box) {
+  void store_results(std::int64_t box) {
     tile_.set_outer(plan_, box);
     play_outer(plan_.levels - 1, box);
     player_.play(plan_.outer_stores);
@@ -607,7 +610,7 @@ class Worker {
     }
     for (int l = 0; l <= level; ++l) player_.play(plan_.outer[std::size_t(l)]);
   }
-  void sweep(std::size_t level, std::int64_t first, std::int64_t last) {
+  void run_inner_boxes(std::size_t level, std::int64_t first, std::int64_t last) {
     const Tape& tape = plan_.inner[level];
     if (tape.empty()) return;
     for (std::int64_t box = first; box < last; ++box) {
@@ -635,7 +638,7 @@ class FusedStep final : public CompiledStep {
         pool_memory_.get() + (64 - reinterpret_cast<std::uintptr_t>(pool_memory_.get()) % 64) % 64;
     run_.bases.resize(plan_.accesses.size());
     set_constants();
-    Worker(run_).once(plan_.constants);
+    Worker(run_).run_once(plan_.constants);
   }
 
   void run(Frame& frame) override {
@@ -648,7 +651,7 @@ class FusedStep final : public CompiledStep {
                                                                 access.place.loop_offset(frame)}
                                   : FusedRun::Base{access.place.at(frame), 0};
     }
-    if (!plan_.prologue.empty()) Worker(run_).once(plan_.prologue);
+    if (!plan_.prologue.empty()) Worker(run_).run_once(plan_.prologue);
     run_.partials = plan_.scratch_bytes ? scratch_.at(frame) : nullptr;
     const int workers = threads();
     if (plan_.chunks == 1) {
@@ -664,12 +667,12 @@ class FusedStep final : public CompiledStep {
       if (plan_.inner[std::size_t(level)].empty()) continue;
       parallel_for(plan_.outer_boxes * plan_.chunks, workers,
                    [this, level](std::int64_t block, int) {
-                     Worker(run_).part(level, block / plan_.chunks, block % plan_.chunks);
+                     Worker(run_).reduce_chunk(level, block / plan_.chunks, block % plan_.chunks);
                    });
     }
     if (plan_.outer_stores.empty()) return;
     Worker worker(run_);
-    for (std::int64_t box = 0; box < plan_.outer_boxes; ++box) worker.last(box);
+    for (std::int64_t box = 0; box < plan_.outer_boxes; ++box) worker.store_results(box);
   }
 
  private:

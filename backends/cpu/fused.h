@@ -7,7 +7,10 @@
 // - lanes, [inner][outer]: when the outer dims are contiguous (sums over a batch).
 // Reductions divide the code into levels: code on level p + 1 reads results of reductions on
 // level p. For each outer box and level, the outer tape runs first, then the inner tape over all
-// inner boxes.
+// inner boxes. For example, softmax:
+//   level 0: inner loads x and reduces its maximum
+//   level 1: outer finishes the maximum; inner computes exp(x - max) and reduces its sum
+//   level 2: outer finishes the sum; inner divides and stores
 #pragma once
 #include "kernels.h"
 #include "masks.h"
@@ -51,20 +54,20 @@ struct PointOp {
 
 struct Op {
   enum Kind : std::uint8_t {
-    map,
-    map_rows,
+    map,       // a kernel over all elements
+    map_rows,  // the same row by row: an operand may have one value per row, or one row for all
     load,
     iota,
     store,
-    reduce,
-    pick,
-    poke,
-    finish,
-    expand,
-    splat,
-    recode,
-    assembled,
-    zero
+    reduce,     // adds a tile to the accumulators of a reduction
+    pick,       // a reduction that reads one element per row (one_hot.h)
+    poke,       // updates one element per row (one_hot.h)
+    finish,     // accumulators to values
+    expand,     // broadcasts one value per row, or one row
+    splat,      // broadcasts one value
+    recode,     // bitcast through memory
+    assembled,  // several maps as one function
+    zero        // checks that the elements that a mask hides are 0
   };
   Kind kind = map;
   Extent extent = Extent::one;  // number of values

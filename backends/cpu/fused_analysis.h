@@ -45,13 +45,16 @@ class FusedAnalysis {
 
  protected:
   struct Info {
-    bool needed = false, uniform = false, constant = false;
+    bool needed = false;
+    bool uniform = false;   // same for all elements
+    bool constant = false;  // known at compile time
     bool varies = false;    // depends on the inner element
     bool fixed = false;     // same for all tiles
     bool inner = false;     // computed in the inner tapes
     bool position = false;  // an iota that identifies an element of a row
     Extent extent = Extent::one;
-    int level = 0, access = -1, value = -1, reduction = -1;
+    int level = 0;
+    int access = -1, value = -1, reduction = -1;  // indices into the lists of FusedPlan
   };
   // tapes other than the inner ones; values from 0 on are levels of inner tapes
   enum Where : int { in_constants = -3, in_prologue = -2, in_outer = -1 };
