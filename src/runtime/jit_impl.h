@@ -85,7 +85,8 @@ struct JitCore::Impl {
   std::optional<Tracing> tracing;
   std::shared_ptr<const Mapping> mapping_outside;  // the mapping outside of f during the trace
   JitReport report;                                // without the text of the Program
-  std::shared_ptr<const program::Program> reported_program;  // of the device with the most memory
+  // The Program that the report describes. On a mesh, it is that of the largest device.
+  std::shared_ptr<const program::Program> reported_program;
   double started = 0;
   bool reported_retraces = false;
 
