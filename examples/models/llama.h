@@ -38,7 +38,7 @@ struct LlamaConfig {
   std::optional<RopeScaling> rope_scaling = {};
   bool tie_word_embeddings = false;
   bool qk_norm = false;  // norms of queries and keys over the features of a head, as in Qwen3
-  // Standard deviation of the initial weights; 0: that of nn::Linear.
+  // Standard deviation of the initial weights; 0: that of nn::Linear and nn::Embedding.
   double initializer_range = 0.02;
   bool operator==(const LlamaConfig&) const = default;
 
@@ -199,9 +199,9 @@ template <class Layer> struct DecoderModel {
   nn::Stacked<Layer> layers;
   nn::RmsNorm norm;
 
-  static DecoderModel init(const Config& c, const Key& key) {
-    auto [k_tokens, k_layers] = random::split<2>(key);
-    nn::EmbeddingOptions table{.init_scale = c.initializer_range * double(c.hidden_size)};
+  static DecoderModel init(const Config& c, const Key& k_tokens, const Key& k_layers) {
+    nn::EmbeddingOptions table;
+    if (c.initializer_range) table.init_scale = c.initializer_range * double(c.hidden_size);
     auto layer = [c](const Key& k) { return Layer::init(c, k); };
     auto keys = random::split(k_layers, c.Layers());
     return {nn::Embedding::init(c.Vocab(), c.Embed(), k_tokens, table),
@@ -231,8 +231,8 @@ template <class Layer> struct DecoderForCausalLM {
   Config config;
 
   static DecoderForCausalLM init(const Config& c, const Key& key) {
-    auto [k_model, k_head] = random::split<2>(key);
-    DecoderForCausalLM m{DecoderModel<Layer>::init(c, k_model), {}, c};
+    auto [k_tokens, k_layers, k_head] = random::split<3>(key);
+    DecoderForCausalLM m{DecoderModel<Layer>::init(c, k_tokens, k_layers), {}, c};
     if (!c.tie_word_embeddings) m.lm_head = c.linear(c.Embed(), c.Vocab(), k_head);
     return m;
   }

@@ -64,3 +64,17 @@ TEST_CASE("llama has the same logits with a cache") {
   check_decoder_cache(llama(),
                       [](const Model& m, const Axis& Batch) { return m.cache(16, {Batch}); });
 }
+TEST_CASE("llama draws weights with one deviation, or with that of each layer") {
+  models::LlamaConfig c{
+      .vocab_size = 512, .hidden_size = 64, .intermediate_size = 128, .num_hidden_layers = 1};
+  auto check = [](const NamedArray& x, double expected) {
+    CHECK(x.std_dev().item() / expected == doctest::Approx(1).epsilon(0.02));
+  };
+  for (double range : {0.05, 0.}) {
+    CAPTURE(range);
+    c.initializer_range = range;
+    const auto m = Model::init(c, random::key(0));
+    check(m.model.embed_tokens.weight, range ? range : 1. / 64);
+    check(m.lm_head->weight, range ? range : 1. / 8);
+  }
+}
