@@ -32,12 +32,13 @@ TRAINING = """
 using namespace llama;
 double last_loss(int steps) {
   const Config config;
-  auto model = jit([=](const Key& key) { return Llama::init(config, key); })(random::key(0));
+  auto model = jit([=](const Key& key) { return Llama::init(config.model, key); })(random::key(0));
   auto optimizer = optim::adamw({.learning_rate = 3e-3});
   auto state = optimizer.init(model);
   auto step = named_jit([=](const Llama& m, const optim::State<optim::AdamW, Llama>& s,\
  const NamedArray& ids) {
-    auto [l, grads] = value_and_grad(loss)(m, ids);
+    auto batch_loss = [](const Llama& m, const NamedArray& ids) { return loss(m, Stream(), ids); };
+    auto [l, grads] = value_and_grad(batch_loss)(m, ids);
     auto [updates, next] = optimizer.update(grads, s, m);
     return std::tuple(optim::apply_updates(m, updates), next, l);
   }, {.donate = {0, 1}});
@@ -60,7 +61,7 @@ class CompileCost(unittest.TestCase):
     def compiled(self, compiler, source, *flags):
         """Compiles a file. Returns the compiler's output and its processor time in seconds."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [compiler, "-std=c++20", "-I", ROOT / "include", "-c", source,
+        command = [compiler, "-std=c++20", "-I", ROOT / "include", "-I", ROOT, "-c", source,
                    "-o", self.folder / "source.o", *flags]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               env=dict(os.environ, LC_ALL="C"))

@@ -10,21 +10,19 @@ using namespace haliax;
 
 int main(int argc, char** argv) {
   llama::Run run;
-  run.steps = 200;
   run.verbose = true;
   std::string mesh, svg;
-  std::int64_t pos = run.config.Pos.size, batch = run.config.Batch.size,
-               embed = run.config.Embed.size, layers = run.config.Layers.size;
+  auto& [model, Batch, Pos] = run.config;
   bool all = false;
   examples::CommandLine line(
       "Trains a Llama: rotary positions, grouped-query attention, RmsNorm, SwiGLU.");
   line.option("--steps", run.steps, "training steps").range(1, 1000000);
   line.option("--lr", run.learning_rate, "learning rate").positive();
   line.option("--policy", run.policy, "dtypes, as p=f32,c=bf16,r=f32");
-  line.option("--batch", batch, "examples per step").range(1, 1 << 20);
-  line.option("--pos", pos, "positions per example").range(2, 1 << 20);
-  line.option("--embed", embed, "width of the model").range(1, 1 << 20);
-  line.option("--layers", layers, "layers").range(1, 1 << 10);
+  line.option("--batch", Batch.size, "examples per step").range(1, 1 << 20);
+  line.option("--pos", Pos.size, "positions per example").range(2, 1 << 20);
+  line.option("--embed", model.hidden_size, "width of the model").range(1, 1 << 20);
+  line.option("--layers", model.num_hidden_layers, "layers").range(1, 1 << 10);
   line.option("--mesh", mesh,
               "mesh, as data=2,model=4, of threads or of the ranks that mpirun starts");
   line.flag("--scatters", run.mode.scatters,
@@ -36,12 +34,7 @@ int main(int argc, char** argv) {
   const auto modes = line.flag("--modes", all, "train in all of these modes and compare them");
   line.option("--svg", svg, "file for a picture of memory over time, with --modes").needs(modes);
   if (auto status = line.parse(argc, argv)) return *status;
-  auto& c = run.config;
-  c.Pos.size = pos;
-  c.Batch.size = batch;
-  c.Embed.size = embed;
-  c.Mlp.size = 2 * embed;
-  c.Layers.size = layers;
+  model.intermediate_size = 2 * model.hidden_size;
   try {
     if (!mesh.empty()) run.mesh = examples::mesh_option("llama", mesh);
     if (all)

@@ -83,8 +83,8 @@ void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
   write_picture(
       svg,
       fmt::format("a Llama of {} layers, embed {}, {} positions, a batch of {}, {}, on the mesh {}",
-                  c.Layers.size, c.Embed.size, c.Pos.size, c.Batch.size, run.policy,
-                  to_string(mesh)),
+                  c.model.num_hidden_layers, c.model.hidden_size, c.Pos.size, c.Batch.size,
+                  run.policy, to_string(mesh)),
       rows);
   std::printf("memory over time: %s\n", svg.c_str());
 }

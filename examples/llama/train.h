@@ -54,25 +54,25 @@ inline Layout layout_of(const Mesh& mesh) {
     }
   return {Mapping::of(parameters), Mapping::of(inside)};
 }
-inline Config config_of(const Run& run) {
-  Config c = run.config;
-  if (!run.mesh) return c;
-  c.stream.saves_activations = run.mode.saves_activations;
-  if (!run.mode.scatters) return c;
+inline Stream stream_of(const Run& run) {
+  if (!run.mesh) return {};
+  Stream stream{.saves_activations = run.mode.saves_activations};
+  if (!run.mode.scatters) return stream;
   std::vector<Mapping::Entry> entries;
   for (auto& [name, size] : run.mesh->axes())
     name == "data" ? entries.emplace_back("batch", "data") : entries.emplace_back("pos", "model");
-  c.stream.mapping = Mapping::of(entries);
-  return c;
+  stream.mapping = Mapping::of(entries);
+  return stream;
 }
 
 inline auto step_of(const Run& run, const optim::AdamW& optimizer) {
   const auto layout = layout_of(run.mesh.value_or(Mesh()));
   const Policy policy(run.policy);
-  auto batch_loss = [=, on_mesh = run.mesh.has_value()](const Llama& m, const NamedArray& ids) {
+  auto batch_loss = [=, stream = stream_of(run), on_mesh = run.mesh.has_value()](
+                        const Llama& m, const NamedArray& ids) {
     std::optional<axis_mapping> scope;
     if (on_mesh) scope.emplace(layout.inside);
-    return loss(policy.cast_to_compute(m), ids);
+    return loss(policy.cast_to_compute(m), stream, ids);
   };
   auto step = [=](const Llama& m, const State& s, const NamedArray& ids) {
     auto [l, grads] = value_and_grad(batch_loss)(m, ids);
@@ -112,10 +112,11 @@ inline std::vector<Mode> modes() {
 }
 
 inline Trained train(const Run& run) {
-  const auto config = config_of(run);
+  const auto& config = run.config;
   const auto optimizer = optim::adamw({.learning_rate = run.learning_rate});
-  auto model = named_jit([=](const Key& key) { return Llama::init(config, key); },
-                         sharded_init(run))(random::key(0));
+  auto model =
+      named_jit([config = config.model](const Key& key) { return Llama::init(config, key); },
+                sharded_init(run))(random::key(0));
   auto state =
       named_jit([=](const Llama& m) { return optimizer.init(m); }, sharded_init(run))(model);
   auto step = step_of(run, optimizer);
@@ -137,9 +138,9 @@ inline Trained train(const Run& run) {
 }
 // Returns the plan of a step without running it.
 inline JitReport planned(const Run& run) {
-  const auto config = config_of(run);
+  const auto& config = run.config;
   const auto optimizer = optim::adamw({.learning_rate = run.learning_rate});
-  auto model = eval_shape([&] { return Llama::init(config, random::key(0)); });
+  auto model = eval_shape([&] { return Llama::init(config.model, random::key(0)); });
   auto state = eval_shape([&] { return optimizer.init(model); });
   auto ids = eval_shape([&] { return rows(config, random::key(1)); });
   return step_of(run, optimizer).plan(model, state, ids);

@@ -17,8 +17,8 @@ llama::Run small() {
   auto& c = run.config;
   c.Pos.size = 16;
   c.Batch.size = 8;
-  c.Embed.size = 32;
-  c.Mlp.size = 64;
+  c.model.hidden_size = 32;
+  c.model.intermediate_size = 64;
   return run;
 }
 llama::Run on_mesh(llama::Run run, const llama::Mode& mode) {
@@ -96,10 +96,11 @@ TEST_CASE(
 }
 TEST_CASE("proof: a llama communicates and saves the expected bytes in each mode") {
   auto run = small();
-  run.config.Layers.size = 3;
-  run.config.Mlp.size = 96;
+  run.config.model.num_hidden_layers = 3;
+  run.config.model.intermediate_size = 96;
   auto& c = run.config;
-  const auto stream = 4 * c.Batch.size * c.Pos.size * c.Embed.size, layers = c.Layers.size;
+  const auto stream = 4 * c.Batch.size * c.Pos.size * c.model.hidden_size,
+             layers = c.model.num_hidden_layers;
   std::vector<JitReport> plans;
   for (auto& mode : llama::modes()) plans.push_back(llama::planned(on_mesh(run, mode)));
   auto gathers = [](const JitReport& r) {
@@ -119,12 +120,13 @@ TEST_CASE("proof: a llama communicates and saves the expected bytes in each mode
   CHECK(plans[4].peak_bytes < plans[6].peak_bytes);
   CHECK(plans[6].peak_bytes < plans[2].peak_bytes);
   // Gate and up are saved, and their elementwise product is not.
-  CHECK(saved_by_layers(plans[4], 4 * layers * c.Batch.size * c.Pos.size * c.Mlp.size / 4) == 2);
+  CHECK(saved_by_layers(
+            plans[4], 4 * layers * c.Batch.size * c.Pos.size * c.model.intermediate_size / 4) == 2);
 }
 TEST_CASE("proof: the maximum of memory over time is the planned peak, in every mode") {
   for (std::int64_t layers : {2, 2000}) {
     auto run = small();
-    run.config.Layers.size = layers;
+    run.config.model.num_hidden_layers = layers;
     for (auto& mode : llama::modes()) {
       if (layers > 2 && mode.saves_activations) continue;  // layers are written out in these modes
       CAPTURE(mode.name);
