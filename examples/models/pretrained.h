@@ -19,7 +19,13 @@ inline GPT2Config gpt2_config(const ModelConfig& c) {
       .n_inner = c.get("n_inner", std::int64_t(0)),
       .activation_function = nn::activation(c.get("activation_function", std::string("gelu_new"))),
       .layer_norm_epsilon = c.get("layer_norm_epsilon", 1e-5),
-      .initializer_range = c.get("initializer_range", 0.02)};
+      .initializer_range = c.get("initializer_range", 0.02),
+      .embd_pdrop = c.get("embd_pdrop", 0.1),
+      .attn_pdrop = c.get("attn_pdrop", 0.1),
+      .resid_pdrop = c.get("resid_pdrop", 0.1),
+      .tie_word_embeddings = c.get("tie_word_embeddings", true),
+      .scale_attn_by_inverse_layer_idx = c.get("scale_attn_by_inverse_layer_idx", false),
+      .reorder_and_upcast_attn = c.get("reorder_and_upcast_attn", false)};
 }
 inline LlamaConfig llama_config(const ModelConfig& c) {
   const auto heads = c.get<std::int64_t>("num_attention_heads"),
