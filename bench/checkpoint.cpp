@@ -13,21 +13,20 @@
 #include <vector>
 
 #include "examples/command_line.h"
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 #include "haliax/checkpoint.h"
 
 namespace {
 
 using namespace haliax;
 namespace fs = std::filesystem;
-using Model = gpt2::Gpt2LMHeadModel;
+using Model = models::GPT2LMHeadModel;
 struct Training {
   Model model;
   optim::State<optim::AdamW, Model> state;
   Key key;
   static Training init() {
-    gpt2::Gpt2Config config{.seq_len = 1024, .hidden_dim = 768, .num_layers = 12, .num_heads = 12};
-    auto model = Model::init(Axis("vocab", 50257), config, random::key(0));
+    auto model = Model::init(models::GPT2Config(), random::key(0));  // 124 M
     return {model, optim::adamw().init(model), random::key(1)};
   }
 };

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench.h"
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 
 namespace bench {
 namespace {
@@ -20,25 +20,25 @@ struct Continued {
 class Generation {
  public:
   explicit Generation(DType dtype) : dtype_(dtype) {
-    gpt2::Gpt2Config c;  // 124 M
+    models::GPT2Config c;  // 124 M
     model_ = jit([=](const Key& k) {
-      auto m = gpt2::Gpt2LMHeadModel::init(Axis("vocab", 50257), c, k);
+      auto m = models::GPT2LMHeadModel::init(c, k);
       return tree_map([=](const NamedArray& a) { return a.empty() ? a : a.astype(dtype); }, m);
     })(random::key(0));
-    auto next = [](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids,
+    auto next = [](const models::GPT2LMHeadModel& m, const NamedArray& ids,
                    const nn::KVCache& cache) {
-      auto count = full({}, double(ids.resolve_axis("position").size), DType::i32);
-      auto [hidden, after] = m.hidden_states(ids, cache, count);
-      auto logits = dot(at(hidden, "position", count - 1), m.head(), "embed");
+      auto count = full({}, double(ids.resolve_axis("pos").size), DType::i32);
+      auto [hidden, after] = m.transformer(ids, cache, count);
+      auto logits = dot(at(hidden, "pos", count - 1), m.head(), "embed");
       return Continued{argmax(logits.astype(DType::f32), "vocab"), after};
     };
-    auto first = jit([=](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) {
-      return next(m, ids, m.cache(dtype));
+    auto first = jit([=](const models::GPT2LMHeadModel& m, const NamedArray& ids) {
+      return next(m, ids, m.cache({}, dtype));
     });
-    text_ = first(*model_, random::randint(random::key(1), Axis("position", kBefore), 0, 50257));
+    text_ = first(*model_, random::randint(random::key(1), Axis("pos", kBefore), 0, 50257));
     decode_ = jit(
-        [=](const gpt2::Gpt2LMHeadModel& m, const NamedArray& id, const nn::KVCache& cache) {
-          return next(m, broadcast_axis(id, Axis("position", 1)), cache);
+        [=](const models::GPT2LMHeadModel& m, const NamedArray& id, const nn::KVCache& cache) {
+          return next(m, broadcast_axis(id, Axis("pos", 1)), cache);
         },
         {.donate = {2}});
     auto n = std::int64_t(1) << 27;  // 512 MiB: more than the caches hold
@@ -58,7 +58,7 @@ class Generation {
     double bytes = 0;
     for (auto& a : flatten(*model_)) bytes += a.empty() ? 0 : double(a.size()) * bytes_of(dtype_);
     // A token reads only one row of the position embeddings.
-    bytes -= double(model_->embeddings.position_embeddings.weight.size()) * bytes_of(dtype_);
+    bytes -= double(model_->transformer.wpe.weight.size()) * bytes_of(dtype_);
     auto& c = text_.cache;
     bytes += 2. * double(c.keys.size()) * bytes_of(dtype_) * double(kBefore) / double(c.Pos.size);
     auto bound = double(kTokens) * bytes / (double(matrix_.size()) * 4 / best_read_);
@@ -69,10 +69,10 @@ class Generation {
 
  private:
   DType dtype_;
-  std::optional<gpt2::Gpt2LMHeadModel> model_;
+  std::optional<models::GPT2LMHeadModel> model_;
   Continued text_;
   NamedArray matrix_;
-  Jitted<Continued(const gpt2::Gpt2LMHeadModel&, const NamedArray&, const nn::KVCache&)> decode_;
+  Jitted<Continued(const models::GPT2LMHeadModel&, const NamedArray&, const nn::KVCache&)> decode_;
   Jitted<NamedArray(const NamedArray&)> read_;
   double best_read_ = 1e9;
 };

@@ -43,7 +43,7 @@ class Training {
   Training(const Size& s, DType compute, const Variant& v)
       : batch_("batch", s.batch), loss_{.policy = {}, .full_logits = !v.chunked},
         model_(init(s, v)), state_(optimizer().init(model_)),
-        ids_(random::randint(random::key(1), {batch_, {"position", s.seq}}, 0, s.vocab).eval()),
+        ids_(random::randint(random::key(1), {batch_, {"pos", s.seq}}, 0, s.vocab).eval()),
         keys_(random::split(random::key(2), batch_)) {
     loss_.policy.compute = compute;
     keys_.words.eval();
@@ -76,24 +76,25 @@ class Training {
   }
 
  private:
-  static gpt2::Gpt2LMHeadModel init(const Size& s, const Variant& v) {
-    gpt2::Gpt2Config c{
-        .seq_len = s.seq, .hidden_dim = s.embed, .num_layers = s.layers, .num_heads = s.heads};
-    c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+  static models::GPT2LMHeadModel init(const Size& s, const Variant& v) {
+    models::GPT2Config c{.vocab_size = s.vocab,
+                         .n_positions = s.seq,
+                         .n_embd = s.embed,
+                         .n_layer = s.layers,
+                         .n_head = s.heads};
+    c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
     c.gradient_checkpointing = v.checkpointing;
-    auto make = [c, Vocab = Axis("vocab", s.vocab)](const Key& k) {
-      return gpt2::Gpt2LMHeadModel::init(Vocab, c, k);
-    };
+    auto make = [c](const Key& k) { return models::GPT2LMHeadModel::init(c, k); };
     return jit(make)(random::key(0));
   }
 
   Axis batch_;
   gpt2::LossOptions loss_;
-  gpt2::Gpt2LMHeadModel model_;
+  models::GPT2LMHeadModel model_;
   State state_;
   NamedArray ids_;
   Key keys_;
-  Jitted<gpt2::Stepped<Optimizer>(const gpt2::Gpt2LMHeadModel&, const State&, const NamedArray&,
+  Jitted<gpt2::Stepped<Optimizer>(const models::GPT2LMHeadModel&, const State&, const NamedArray&,
                                   const Key&)>
       step_;
   double last_loss_ = 0;
@@ -128,14 +129,14 @@ Case compile(const Size& size, DType dtype) {
 Case call_with_model() {
   auto prepare = [] {
     auto model = jit([](const Key& k) {
-      return gpt2::Gpt2LMHeadModel::init(
-          Axis("vocab", 16), {.seq_len = 4, .hidden_dim = 8, .num_layers = 2, .num_heads = 2}, k);
+      return models::GPT2LMHeadModel::init(
+          {.vocab_size = 16, .n_positions = 4, .n_embd = 8, .n_layer = 2, .n_head = 2}, k);
     })(random::key(0));
     auto state = optimizer().init(model);
     for (auto& a : flatten(state))
       if (!a.empty()) a.eval();
-    auto f =
-        jit([](const gpt2::Gpt2LMHeadModel&, const State& s) { return std::get<0>(s).count + 1; });
+    auto f = jit(
+        [](const models::GPT2LMHeadModel&, const State& s) { return std::get<0>(s).count + 1; });
     return Prepared{timed([=] {
       for (int i = 0; i < 1000; ++i) f(model, state);
     })};

@@ -263,23 +263,23 @@ Row norm_backward() {
 // GPT-2 124M as the example trains it, in bf16.
 struct Gpt2 {
   using Optimizer = optim::AdamW;
-  using Model = gpt2::Gpt2LMHeadModel;
-  static gpt2::Gpt2Config config() {
-    gpt2::Gpt2Config c;
+  using Model = models::GPT2LMHeadModel;
+  static models::GPT2Config config() {
+    models::GPT2Config c;
     if (o.small) {
-      c.seq_len = 16;
-      c.hidden_dim = 16;
-      c.num_layers = 2;
-      c.num_heads = 2;
+      c.vocab_size = 64;
+      c.n_positions = 16;
+      c.n_embd = 16;
+      c.n_layer = 2;
+      c.n_head = 2;
     }
 
-    c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+    c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
     return c;
   }
-  const Axis Vocab{"vocab", size(50257, 64)}, Batch{"batch", size(64, 2)};
+  const Axis Batch{"batch", size(64, 2)};
   const Optimizer optimizer = optim::adamw({.learning_rate = 1e-4});
-  Model model =
-      jit([V = Vocab](const Key& k) { return Model::init(V, config(), k); })(random::key(0));
+  Model model = jit([](const Key& k) { return Model::init(config(), k); })(random::key(0));
   gpt2::OptState<Optimizer> state = optimizer.init(model);
   std::int64_t parameters() const {
     std::int64_t n = 0;
@@ -336,9 +336,8 @@ Row head() {
           }};
 }
 Row attention(bool backward) {
-  const Axis Batch("batch", size(32, 2)), Heads("heads", size(16, 2)),
-      Pos("position", size(1024, 16)), KeyPos("key_position", Pos.size),
-      Size("head_size", size(64, 8));
+  const Axis Batch("batch", size(32, 2)), Heads("heads", size(16, 2)), Pos("pos", size(1024, 16)),
+      KeyPos("key_pos", Pos.size), Size("head_size", size(64, 8));
   auto scores = [=](const std::tuple<NamedArray, NamedArray, NamedArray>& in) {
     auto& [q, k, v] = in;
     return nn::dot_product_attention(KeyPos, "head_size", q, k, v,
@@ -370,7 +369,7 @@ Row gpt2_step() {
   auto step = jit(
       gpt2::make_train_step(g->optimizer, {.policy = Policy("p=f32,c=bf16,o=f32"), .chunks = head}),
       {.donate = {0, 1}});
-  auto ids = random::randint(random::key(1), {g->Batch, Pos}, 0, g->Vocab.size).eval();
+  auto ids = random::randint(random::key(1), {g->Batch, Pos}, 0, Gpt2::config().vocab_size).eval();
   auto keys = random::split(random::key(2), g->Batch);
   auto loss = std::make_shared<NamedArray>();
   auto one = [=] {
@@ -420,29 +419,29 @@ int print_table() {
 
 // ---- losses: a small GPT-2, on the device and on the cpu ----
 std::vector<double> losses_of(const std::string& backend, int steps) {
-  gpt2::Gpt2Config c;
-  c.seq_len = 64;
-  c.hidden_dim = 64;
-  c.num_layers = 2;
-  c.num_heads = 2;
-  c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+  models::GPT2Config c;
+  c.vocab_size = 256;
+  c.n_positions = 64;
+  c.n_embd = 64;
+  c.n_layer = 2;
+  c.n_head = 2;
+  c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   if (o.small) {
-    c.seq_len = 16;
-    c.hidden_dim = 16;
+    c.n_positions = 16;
+    c.n_embd = 16;
   }
 
-  const Axis Vocab("vocab", 256), Batch("batch", size(8, 2));
+  const Axis Batch("batch", size(8, 2));
   const auto optimizer = optim::adamw({.learning_rate = 1e-3});
   const JitOptions here{.backend = "cpu"};  // both runs start bitwise identical
-  auto model =
-      jit([&](const Key& k) { return Gpt2::Model::init(Vocab, c, k); }, here)(random::key(0));
+  auto model = jit([&](const Key& k) { return Gpt2::Model::init(c, k); }, here)(random::key(0));
   auto state = optimizer.init(model);
   auto step = jit(gpt2::make_train_step(optimizer), {.donate = {0, 1}, .backend = backend});
   std::vector<NamedArray> batches;
   for (int b = 0; b < 4; ++b)
     batches.push_back(jit(
         [&](const Key& k) {
-          return random::randint(k, {Batch, c.Pos()}, 0, Vocab.size);
+          return random::randint(k, {Batch, c.Pos()}, 0, c.vocab_size);
         },
         here)(random::key(b + 1)));
   const auto keys = random::split(random::key(9), Batch);

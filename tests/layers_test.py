@@ -114,13 +114,13 @@ class Layers(unittest.TestCase):
         self.check("tests/ops/a_test.cpp", '"transforms/grad.h"', False)
 
     def test_programs_may_include_any_layer(self):
-        self.check("tests/ops/a_test.cpp", '"examples/gpt2/model.h"', False)
-        self.check("bench/a.cpp", '"examples/gpt2/model.h"', False)
+        self.check("tests/ops/a_test.cpp", '"examples/models/gpt2.h"', False)
+        self.check("bench/a.cpp", '"examples/models/gpt2.h"', False)
         self.check("bench/a.cpp", '"backends/cpu/step.h"', True)
         self.check("examples/gpt2/main.cpp", '"tests/ops/ops_entries.h"', True)
         self.check("bench/all_ops.cpp", '"tests/ops/ops_entries.h"', False)
         self.check("bench/all_ops.cpp", '"tests/support/near.h"', True)
-        self.check("src/runtime/jit.cpp", '"examples/gpt2/model.h"', True)
+        self.check("src/runtime/jit.cpp", '"examples/models/gpt2.h"', True)
 
     def test_a_backend_may_include_only_base_and_program(self):
         self.check("backends/cpu/step.cpp", '"graph/node.h"', True)

@@ -12,11 +12,11 @@
 using namespace haliax;
 
 void draw_step(const std::string& path, const std::string& backend) {
-  const gpt2::Gpt2Config config{.embed_pdrop = 0, .attn_pdrop = 0, .resid_pdrop = 0};
-  const Axis Vocab("vocab", 50257), Batch("batch", 64);
+  const models::GPT2Config config{.embd_pdrop = 0, .attn_pdrop = 0, .resid_pdrop = 0};
+  const Axis Batch("batch", 64);
   const auto optimizer = optim::adamw();
   const auto [model, state, ids, keys] = eval_shape([&] {
-    auto m = gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0));
+    auto m = models::GPT2LMHeadModel::init(config, random::key(0));
     return std::tuple(m, optimizer.init(m), zeros({Batch, config.Pos()}, DType::i32),
                       random::split(random::key(1), Batch));
   });
@@ -37,6 +37,6 @@ void draw_step(const std::string& path, const std::string& backend) {
   examples::write_panels(
       path,
       fmt::format("GPT-2 124M, a training step of {} x {} tokens in bf16, planned for {}",
-                  Batch.size, config.seq_len, backend),
+                  Batch.size, config.n_positions, backend),
       "bytes in use over the steps of the program, arguments included; dashed: the peak", panels);
 }

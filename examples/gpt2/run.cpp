@@ -2,10 +2,10 @@
 #include "run.h"
 
 #include <haliax/checkpoint.h>
+#include <haliax/huggingface.h>
 
 #include "layout.h"
 #include "train.h"
-#include "weights.h"
 
 namespace gpt2 {
 namespace {
@@ -30,12 +30,15 @@ Optimizer make_optimizer(const RunOptions& o) {
                       optim::add_decayed_weights(o.weight_decay, decays), RateFromState{});
 }
 
-Gpt2Config config_of(const RunOptions& o) {
-  Gpt2Config c{
-      .seq_len = o.seq_len, .hidden_dim = o.embed, .num_layers = o.layers, .num_heads = o.heads};
-  c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = o.dropout;
-  c.activation = nn::activation(o.activation);
-  c.tied = !o.untied;
+models::GPT2Config config_of(const RunOptions& o) {
+  models::GPT2Config c{.vocab_size = o.vocab,
+                       .n_positions = o.seq_len,
+                       .n_embd = o.embed,
+                       .n_layer = o.layers,
+                       .n_head = o.heads};
+  c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = o.dropout;
+  c.activation_function = nn::activation(o.activation);
+  c.tie_word_embeddings = !o.untied;
   c.gradient_checkpointing = o.checkpointing.c_str();
   return c;
 }
@@ -66,17 +69,16 @@ JitOptions on(const Layout& layout, JitOptions o) {
   return o;
 }
 
-// (model, state, ids (batch, position), key, steps so far, learning rate) -> model, state, loss
-using Step =
-    Jitted<Stepped<Optimizer>(const Gpt2LMHeadModel&, const OptState<Optimizer>&, const NamedArray&,
-                              const Key&, const NamedArray&, const NamedArray&)>;
+// (model, state, ids (batch, pos), key, steps so far, learning rate) -> model, state, loss
+using Step = Jitted<Stepped<Optimizer>(const Model&, const OptState<Optimizer>&, const NamedArray&,
+                                       const Key&, const NamedArray&, const NamedArray&)>;
 Step jitted_step(const RunOptions& o, const Layout& layout) {
   auto step = make_train_step(make_optimizer(o), {.policy = Policy(o.policy),
                                                   .full_logits = o.full_logits,
                                                   .chunks = {.memory = o.loss_memory}});
   return jit(
       [step, Batch = Axis("batch", o.batch), inside = layout.inside](
-          const Gpt2LMHeadModel& model, const OptState<Optimizer>& state, const NamedArray& ids,
+          const Model& model, const OptState<Optimizer>& state, const NamedArray& ids,
           const Key& key, const NamedArray& count, const NamedArray& rate) {
         axis_mapping scope(inside);
         auto now = state;
@@ -94,60 +96,55 @@ struct Continued {
   NamedArray id;
   nn::KVCache cache;
 };
-// Draws the token after the first `count` of ids (position) and the cached tokens.
-Continued next_token(const Gpt2LMHeadModel& m, const NamedArray& ids, const NamedArray& count,
+// Draws the token after the first `count` of ids (pos) and the cached tokens.
+Continued next_token(const Model& m, const NamedArray& ids, const NamedArray& count,
                      const nn::KVCache& cache, const Draw& d) {
-  auto [hidden, next] = m.hidden_states(ids, cache, count);
-  auto logits = dot(at(hidden, "position", count - 1), m.head(), "embed").astype(DType::f32);
+  auto [hidden, next] = m.transformer(ids, cache, count);
+  auto logits = dot(at(hidden, "pos", count - 1), m.head(), "embed").astype(DType::f32);
   auto drawn = random::categorical(random::fold_in(d.key, d.count),
                                    logits / maximum(d.temperature, 1e-6), "vocab");
   return {where(d.temperature > 0., drawn, argmax(logits, "vocab")), next};
 }
-// (model, ids (position), count of valid ids, draw): processes a new prompt of any length up to the
+// (model, ids (pos), count of valid ids, draw): processes a new prompt of any length up to the
 // window.
-using Prefill =
-    Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const NamedArray&, const Draw&)>;
+using Prefill = Jitted<Continued(const Model&, const NamedArray&, const NamedArray&, const Draw&)>;
 Prefill jitted_prefill(const RunOptions& o, const Layout& layout) {
   return jit(
-      [](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& count,
-         const Draw& d) {
-        return next_token(model, ids, count, model.cache(model.head().dtype()), d);
+      [](const Model& model, const NamedArray& ids, const NamedArray& count, const Draw& d) {
+        return next_token(model, ids, count, model.cache({}, model.head().dtype()), d);
       },
       on(layout, {.backend = o.backend}));
 }
 // (model, the last id, cache, draw): generates one more token.
-using Decode =
-    Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const nn::KVCache&, const Draw&)>;
+using Decode = Jitted<Continued(const Model&, const NamedArray&, const nn::KVCache&, const Draw&)>;
 Decode jitted_decode(const RunOptions& o, const Layout& layout) {
   return jit(
-      [](const Gpt2LMHeadModel& model, const NamedArray& id, const nn::KVCache& cache,
-         const Draw& d) {
-        return next_token(model, broadcast_axis(id, Axis("position", 1)), ones({}, DType::i32),
-                          cache, d);
+      [](const Model& model, const NamedArray& id, const nn::KVCache& cache, const Draw& d) {
+        return next_token(model, broadcast_axis(id, Axis("pos", 1)), ones({}, DType::i32), cache,
+                          d);
       },
       on(layout, {.donate = {2}, .backend = o.backend}));
 }
 // Casts the model to its compute dtype, once per sample and not for each token.
-using Cast = Jitted<Gpt2LMHeadModel(const Gpt2LMHeadModel&)>;
+using Cast = Jitted<Model(const Model&)>;
 Cast jitted_cast(const RunOptions& o, const Layout& layout) {
-  return jit([policy = Policy(o.policy)](
-                 const Gpt2LMHeadModel& model) { return policy.cast_to_compute(model); },
-             on(layout, {.backend = o.backend}));
+  return jit(
+      [policy = Policy(o.policy)](const Model& model) { return policy.cast_to_compute(model); },
+      on(layout, {.backend = o.backend}));
 }
-Gpt2LMHeadModel new_model(const RunOptions& o, const Layout& layout, const Key& key) {
-  return jit([Vocab = Axis("vocab", o.vocab), config = config_of(o)](
-                 const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
+Model new_model(const RunOptions& o, const Layout& layout, const Key& key) {
+  return jit([config = config_of(o)](const Key& k) { return Model::init(config, k); },
              on(layout, {.backend = o.backend}))(key);
 }
 // The contents of a checkpoint. The arrays of the model are named model.h.0.attn.c_attn.weight, ...
 struct Trained {
-  Gpt2LMHeadModel model;
+  Model model;
   OptState<Optimizer> opt_state;
   Key key;
 };
-CheckpointOptions checkpoint_options(int keep) {
-  return {.keep = keep, .names = hugging_face_names("")};
-}
+// The names of files of GPT-2 at Hugging Face, which lack the prefix `transformer`.
+const StateNames kNames{{"transformer", ""}};
+CheckpointOptions checkpoint_options(int keep) { return {.keep = keep, .names = kNames}; }
 const RunOptions& checked(const RunOptions& o) {
   if (o.vocab < 1) throw Error("[gpt2] a vocabulary needs tokens");
   if (o.batch < 1) throw Error("[gpt2] a batch needs examples");
@@ -160,10 +157,10 @@ const RunOptions& checked(const RunOptions& o) {
 
 struct Run::Impl {
   explicit Impl(const RunOptions& o)
-      : options(checked(o)), Batch("batch", o.batch), Pos("position", o.seq_len),
+      : options(checked(o)), Batch("batch", o.batch), Pos("pos", o.seq_len),
         keys(random::split<3>(random::key(o.seed))), layout(layout_of(o.mesh)),
         model(new_model(o, layout, keys[0])),
-        opt_state(jit([o](const Gpt2LMHeadModel& m) { return make_optimizer(o).init(m); },
+        opt_state(jit([o](const Model& m) { return make_optimizer(o).init(m); },
                       on(layout, {.backend = o.backend}))(model)),
         step(jitted_step(o, layout)), prefill(jitted_prefill(o, layout)),
         decode(jitted_decode(o, layout)), cast(jitted_cast(o, layout)) {}
@@ -172,7 +169,7 @@ struct Run::Impl {
   Axis Batch, Pos;
   std::array<Key, 3> keys;  // for weights, training and samples
   Layout layout;
-  Gpt2LMHeadModel model;
+  Model model;
   OptState<Optimizer> opt_state;
   Step step;
   Prefill prefill;
@@ -204,7 +201,7 @@ RunOptions sizes_of(const std::string& weights, RunOptions o) {
 
 Run::Run(const RunOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 void Run::load(const std::string& weights) {
-  impl_->model = from_hugging_face(read_safetensors(weights), impl_->model);
+  impl_->model = load_pretrained(weights, impl_->model, {.base_prefix = "transformer"});
 }
 Run::~Run() = default;
 
@@ -263,7 +260,7 @@ std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int coun
 }
 
 void Run::save(const std::string& path) const {
-  auto file = to_hugging_face(impl_->model);
+  auto file = to_state_dict(impl_->model, kNames);
   file.metadata.push_back({"heads", std::to_string(impl_->options.heads)});
   file.metadata.push_back({"activation", impl_->options.activation});
   if (this_rank() == 0) write_safetensors(path, file);  // all ranks have gathered the weights

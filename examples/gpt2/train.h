@@ -1,9 +1,12 @@
 // The training code of the Levanter introduction: the loss of one example, its mean over a batch by
 // vmap, and an optimizer step.
 #pragma once
-#include "model.h"
+#include "examples/models/gpt2.h"
 
 namespace gpt2 {
+
+using namespace haliax;
+using Model = models::GPT2LMHeadModel;
 
 struct LossOptions {
   static constexpr bool is_static = true;
@@ -12,36 +15,35 @@ struct LossOptions {
   ChunkOptions chunks = {};  // otherwise: the chunks of positions
   friend bool operator==(const LossOptions&, const LossOptions&) = default;
 };
-// Returns the loss of one example: input_ids (position) -> (). The model is cast to the policy's
+// Returns the loss of one example: input_ids (pos) -> (). The model is cast to the policy's
 // compute dtype, and its logits to the output dtype. Unless `full_logits` is set, logits are not
 // materialized: the head is part of the loss, which iterates over chunks of positions.
-inline NamedArray compute_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids,
-                               const Key& key, const LossOptions& options = {},
-                               bool inference = false) {
+inline NamedArray compute_loss(const Model& model, const NamedArray& input_ids, const Key& key,
+                               const LossOptions& options = {}) {
   auto m = options.policy.cast_to_compute(model);
-  auto Vocab = model.Vocab();
+  auto Vocab = model.config.Vocab();
   if (options.full_logits) {
-    auto logits = options.policy.cast_to_output(m(input_ids, key, inference));
-    return nn::next_token_loss("position", Vocab, logits, input_ids);
+    auto logits = options.policy.cast_to_output(m(input_ids, key));
+    return nn::next_token_loss("pos", Vocab, logits, input_ids);
   }
-  auto x = m.hidden_states(input_ids, key, inference);
+  auto x = m.transformer(input_ids, key);
   return nn::linear_next_token_loss(
-             "position", x, m.head(), input_ids, "embed", Vocab,
+             "pos", x, m.head(), input_ids, "embed", Vocab,
              {.chunks = options.chunks, .logit_dtype = options.policy.output})
       .loss;
 }
-// Returns the mean over a batch: input_ids (batch, position), one key for each example.
-inline NamedArray train_batch_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids,
-                                   const Key& keys, const LossOptions& options = {}) {
-  auto one = [&](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& key) {
+// Returns the mean over a batch: input_ids (batch, pos), one key for each example.
+inline NamedArray train_batch_loss(const Model& model, const NamedArray& input_ids, const Key& keys,
+                                   const LossOptions& options = {}) {
+  auto one = [&](const Model& m, const NamedArray& ids, const Key& key) {
     return compute_loss(m, ids, key, options);
   };
   return mean(vmap(one, "batch")(model, input_ids, keys), "batch");
 }
 
-template <class Optimizer> using OptState = optim::State<Optimizer, Gpt2LMHeadModel>;
+template <class Optimizer> using OptState = optim::State<Optimizer, Model>;
 template <class Optimizer> struct Stepped {
-  Gpt2LMHeadModel model;
+  Model model;
   OptState<Optimizer> opt_state;
   NamedArray loss;
 };
@@ -49,10 +51,10 @@ template <class Optimizer> struct Stepped {
 // state are donated.
 template <class Optimizer>
 auto make_train_step(const Optimizer& optimizer, LossOptions loss_options = {}) {
-  auto loss = [=](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& keys) {
+  auto loss = [=](const Model& m, const NamedArray& ids, const Key& keys) {
     return train_batch_loss(m, ids, keys, loss_options);
   };
-  auto step = [=](const Gpt2LMHeadModel& model, const OptState<Optimizer>& opt_state,
+  auto step = [=](const Model& model, const OptState<Optimizer>& opt_state,
                   const NamedArray& input_ids, const Key& keys) {
     auto [l, grads] = value_and_grad(loss)(model, input_ids, keys);
     auto [updates, next] = optimizer.update(grads, opt_state, model);

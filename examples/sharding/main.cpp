@@ -18,10 +18,12 @@ struct Command {
   std::string svg = "sharding.svg";
 
   Sizes sizes() const {
-    return {
-        {.seq_len = seq_len, .hidden_dim = hidden_dim, .num_layers = layers, .num_heads = heads},
-        Axis("vocab", vocab),
-        Axis("batch", batch)};
+    return {{.vocab_size = vocab,
+             .n_positions = seq_len,
+             .n_embd = hidden_dim,
+             .n_layer = layers,
+             .n_head = heads},
+            Axis("batch", batch)};
   }
 };
 
@@ -36,8 +38,7 @@ std::string kib(double bytes) {
 }
 std::int64_t parameters(const Sizes& s) {
   std::int64_t n = 0;
-  for (auto& a :
-       flatten(eval_shape([&] { return Model::init(s.Vocab, s.config, random::key(0)); })))
+  for (auto& a : flatten(eval_shape([&] { return Model::init(s.config, random::key(0)); })))
     n += !a.empty() ? a.size() : 0;
   return n;
 }
@@ -76,12 +77,11 @@ void compare(const std::vector<Row>& rows) {
 // Plans a model of 1.5 billion parameters without running it: 16 bytes each, for the parameter, its
 // gradient and two moments.
 void largest(const Command& c) {
-  const Sizes xl{{.seq_len = 1024,
-                  .hidden_dim = 1600,
-                  .num_layers = 48,
-                  .num_heads = 25,
+  const Sizes xl{{.n_positions = 1024,
+                  .n_embd = 1600,
+                  .n_layer = 48,
+                  .n_head = 25,
                   .gradient_checkpointing = true},
-                 Axis("vocab", 50257),
                  Axis("batch", 8)};
   const double n = double(parameters(xl)), gb = 1e9;
   std::printf(

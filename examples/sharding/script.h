@@ -6,12 +6,12 @@
 #include <tuple>
 #include <vector>
 
-#include "../gpt2/model.h"
+#include "examples/models/gpt2.h"
 
 namespace sharding {
 
 using namespace haliax;
-using Model = gpt2::Gpt2LMHeadModel;
+using Model = models::GPT2LMHeadModel;
 
 // ---- layouts ----
 struct Layout {
@@ -67,16 +67,16 @@ inline Layout tensor_parallel(int model_axis_size = 2) {
 }
 
 // ---- the script: equal for all layouts ----
-// Returns the loss of one example: input_ids (position) -> ().
+// Returns the loss of one example: input_ids (pos) -> ().
 inline NamedArray compute_loss(const Layout& layout, const Model& model,
                                const NamedArray& input_ids, const Key& key) {
   std::optional<axis_mapping> scope;
   if (layout.compute) scope.emplace(*layout.compute);
   auto m = layout.policy.cast_to_compute(model);
-  auto pred_y = layout.policy.cast_to_output(m(input_ids, key, false));
-  return nn::next_token_loss("position", model.Vocab(), pred_y, input_ids);
+  auto pred_y = layout.policy.cast_to_output(m(input_ids, key));
+  return nn::next_token_loss("pos", model.config.Vocab(), pred_y, input_ids);
 }
-// Returns the mean over a batch: input_ids (batch, position), a key for each example.
+// Returns the mean over a batch: input_ids (batch, pos), a key for each example.
 inline NamedArray train_batch_loss(const Layout& layout, const Model& model,
                                    const NamedArray& input_ids, const Key& keys) {
   auto one = [&](const Model& m, const NamedArray& ids, const Key& key) {
@@ -96,14 +96,14 @@ struct Stepped {
 };
 
 struct Sizes {
-  gpt2::Gpt2Config config;
-  Axis Vocab, Batch;
+  models::GPT2Config config;
+  Axis Batch;
 
   Model init_model(const Policy& policy, const Key& key) const {
-    return policy.cast_to_param(Model::init(Vocab, config, key));
+    return policy.cast_to_param(Model::init(config, key));
   }
   NamedArray some_ids() const {
-    return random::randint(random::key(100), {Batch, config.Pos()}, 0, int(Vocab.size));
+    return random::randint(random::key(100), {Batch, config.Pos()}, 0, int(config.vocab_size));
   }
 };
 inline auto jitted_step(const Layout& layout, BatchLoss batch_loss) {

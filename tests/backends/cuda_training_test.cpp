@@ -10,7 +10,7 @@ using namespace haliax;
 using namespace haliax::testing;
 
 TEST_CASE("cuda training: steps of GPT-2 in bf16 match the losses of the cpu") {
-  const Gpt2 g({.seq_len = 32, .hidden_dim = 32, .num_layers = 2, .num_heads = 2}, 50, 2);
+  const Gpt2 g({.n_positions = 32, .n_embd = 32, .n_layer = 2, .n_head = 2}, 50, 2);
   const auto losses = [&](const char* backend) {
     const auto optimizer = optim::adamw({.learning_rate = 1e-2});
     auto step = jit(gpt2::make_train_step(optimizer, {.policy = Policy("p=f32,c=bf16,o=f32")}),

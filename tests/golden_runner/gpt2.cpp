@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 #include "haliax/ranks.h"
 #include "haliax/state_dict.h"
 #include "devices/ranks.h"
@@ -13,25 +13,26 @@
 namespace golden {
 
 using namespace haliax;
-using Model = gpt2::Gpt2LMHeadModel;
+using Model = models::GPT2LMHeadModel;
 
 namespace {
 
 // ---- the case ----
 
-gpt2::Gpt2Config config_of(const Value& args) {
-  gpt2::Gpt2Config c;
-  c.seq_len = args["seq"].as_integer();
-  c.hidden_dim = args["embed"].as_integer();
-  c.num_layers = args["layers"].as_integer();
-  c.num_heads = args["heads"].as_integer();
-  c.mlp_scale = args["mlp"].as_integer() / c.hidden_dim;
-  c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+models::GPT2Config config_of(const Value& args) {
+  models::GPT2Config c;
+  c.vocab_size = args["vocab"].as_integer();
+  c.n_positions = args["seq"].as_integer();
+  c.n_embd = args["embed"].as_integer();
+  c.n_layer = args["layers"].as_integer();
+  c.n_head = args["heads"].as_integer();
+  c.n_inner = args["mlp"].as_integer();
+  c.embd_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
   c.layer_norm_epsilon = args["layer_norm_epsilon"].as_real();
-  c.activation = nn::activation(args["activation"].as_text());
-  c.tied = args["tied"].as_flag(true);
-  c.scale_by_inverse_layer_idx = args["scale_by_inverse_layer_idx"].as_flag(false);
-  c.upcast_attention = args["upcast_attention"].as_flag(false);
+  c.activation_function = nn::activation(args["activation"].as_text());
+  c.tie_word_embeddings = args["tied"].as_flag(true);
+  c.scale_attn_by_inverse_layer_idx = args["scale_by_inverse_layer_idx"].as_flag(false);
+  c.reorder_and_upcast_attn = args["upcast_attention"].as_flag(false);
   c.gradient_checkpointing = ScanCheckpoint(args["gradient_checkpointing"].as_flag(false));
   return c;
 }
@@ -43,16 +44,11 @@ Policy policy_of(const Value& args) {
 StateNames state_names(const Value& args) {
   std::string prefix = args["name_prefix"].as_text();
   if (!prefix.empty() && prefix.back() == '.') prefix.pop_back();
-  return {{"transformer", prefix},
-          {"embeddings", prefix},
-          {"blocks", "h"},
-          {"token_embeddings", "wte"},
-          {"position_embeddings", "wpe"}};
+  return {{"transformer", prefix}};
 }
 Model load(const Group& g, const Value& c, const std::string& which) {
   const Value& args = c["args"];
-  const Model like =
-      Model::init(Axis("vocab", args["vocab"].as_integer()), config_of(args), random::key(0));
+  const Model like = Model::init(config_of(args), random::key(0));
   return from_state_dict(read_tensors(g.dir + "/" + c["weights"][which].as_text()), like,
                          golden::state_names(args));
 }
@@ -77,23 +73,22 @@ struct Script {
   }
 
   NamedArray logits(const Model& model, const NamedArray& ids, const Key& key) const {
-    return policy.cast_to_output(policy.cast_to_compute(model)(ids, key, false));
+    return policy.cast_to_output(policy.cast_to_compute(model)(ids, key));
   }
-  // ids (position), or (batch, position) -> ()
+  // ids (pos), or (batch, pos) -> ()
   NamedArray compute_loss(const Model& model, const NamedArray& ids, const Key& key) const {
     std::optional<axis_mapping> scope;
     if (variant.layout) scope.emplace(variant.layout->inside);
-    if (!variant.chunked)
-      return nn::next_token_loss("position", "vocab", logits(model, ids, key), ids);
+    if (!variant.chunked) return nn::next_token_loss("pos", "vocab", logits(model, ids, key), ids);
 
     const Model mine = policy.cast_to_compute(model);
-    const std::int64_t n = ids.axis_size("position") - 1;
-    const NamedArray x = slice(mine.hidden_states(ids, key, false), "position", 0, n),
-                     next = slice(ids, "position", 1, n);
-    return mean(nn::chunked_cross_entropy(x, mine.head(), next, "embed", "vocab", "position",
+    const std::int64_t n = ids.axis_size("pos") - 1;
+    const NamedArray x = slice(mine.transformer(ids, key), "pos", 0, n),
+                     next = slice(ids, "pos", 1, n);
+    return mean(nn::chunked_cross_entropy(x, mine.head(), next, "embed", "vocab", "pos",
                                           {.chunks = {.chunk = 5}, .logit_dtype = policy.output}));
   }
-  // ids (batch, position), keys (batch) -> ()
+  // ids (batch, pos), keys (batch) -> ()
   NamedArray loss(const Model& model, const NamedArray& ids, const Key& keys) const {
     if (!variant.vmap) return compute_loss(model, ids, {});
     auto one = [*this](const Model& m, const NamedArray& i, const Key& k) {
@@ -157,7 +152,7 @@ std::vector<double> reals(const Value& list) {
 // Generates greedily. The positions after the last token hold zeros; causality hides them.
 std::vector<double> greedy(const Model& model, const Value& prompt, std::int64_t count,
                            const std::string& backend) {
-  const Axis Pos = model.config().Pos();
+  const Axis Pos = model.config.Pos();
   std::vector<std::int32_t> ids(std::size_t(Pos.size));
   std::size_t n = 0;
   for (const Value& t : prompt.items) ids.at(n++) = std::int32_t(t.as_integer());
@@ -165,7 +160,7 @@ std::vector<double> greedy(const Model& model, const Value& prompt, std::int64_t
   options.backend = backend;
   const auto next =
       jit([](const Model& m, const NamedArray& tokens,
-             const NamedArray& last) { return argmax(at(m(tokens), "position", last), "vocab"); },
+             const NamedArray& last) { return argmax(at(m(tokens), "pos", last), "vocab"); },
           options);
   std::vector<double> out;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -186,7 +181,8 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant,
   Gpt2Run result;
   Problems& problems = result.problems;
   const Value &args = c["args"], &expected = c["outputs"], &tol = c["tol"];
-  const NamedArray ids = array_of(g, c["inputs"].at(0));
+  // In the case, `position` is the name of the axis `pos`.
+  const NamedArray ids = rename(array_of(g, c["inputs"].at(0)), "position", "pos");
   const Script script{variant, policy_of(args)};
   const JitOptions options = script.options(backend);
   const Key keys = random::split(random::key(1), ids.resolve_axis("batch"));
@@ -196,7 +192,8 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant,
   const auto logits =
       jit([script](const Model& m, const NamedArray& i) { return script.logits(m, i, {}); },
           options)(model, ids);
-  compare("logits", logits, g, expected["logits"], Tolerance(tol["logits"]), problems);
+  compare("logits", rename(logits, "pos", "position"), g, expected["logits"],
+          Tolerance(tol["logits"]), problems);
   const auto loss_of = [script](const Model& m, const NamedArray& i, const Key& k) {
     return script.loss(m, i, k);
   };

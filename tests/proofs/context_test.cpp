@@ -6,7 +6,7 @@
 #include <array>
 #include <functional>
 
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 #include "haliax/haliax.h"
 #include "haliax/profile.h"
 #include "devices/communicator.h"
@@ -383,24 +383,26 @@ TEST_CASE("context: zigzag order balances the work of the devices") {
 }
 
 TEST_CASE("context: a GPT-2 with sharded positions has the losses of one device") {
-  const Axis Vocab{"vocab", 24}, Batch{"batch", 4};
-  const gpt2::Gpt2Config config{.seq_len = 16,
-                                .hidden_dim = 16,
-                                .num_layers = 2,
-                                .num_heads = 4,
-                                .mlp_scale = 2,
-                                .gradient_checkpointing = ScanCheckpoint(true)};
-  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
-  auto step = [&](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) {
-    auto loss = [&](const gpt2::Gpt2LMHeadModel& m) {
-      return nn::next_token_loss("position", "vocab", m(ids, random::key(2), false), ids);
+  const Axis Batch{"batch", 4};
+  const models::GPT2Config config{.vocab_size = 24,
+                                  .n_positions = 16,
+                                  .n_embd = 16,
+                                  .n_layer = 2,
+                                  .n_head = 4,
+                                  .n_inner = 32,
+                                  .gradient_checkpointing = ScanCheckpoint(true)};
+  const auto ids =
+      random::randint(random::key(1), {Batch, config.Pos()}, 0, int(config.vocab_size));
+  auto step = [&](const models::GPT2LMHeadModel& m, const NamedArray& ids) {
+    auto loss = [&](const models::GPT2LMHeadModel& m) {
+      return nn::next_token_loss("pos", "vocab", m(ids, random::key(2)), ids);
     };
     auto [l, g] = value_and_grad(loss)(m);
     return std::pair{
         l, tree_map([](const NamedArray& w, const NamedArray& g) { return w - 0.1f * g; }, m, g)};
   };
   auto losses = [&](auto f) {
-    auto m = gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0));
+    auto m = models::GPT2LMHeadModel::init(config, random::key(0));
     std::vector<double> out;
     for (int i = 0; i < 5; ++i) {
       auto [l, next] = f(m, ids);
@@ -410,9 +412,9 @@ TEST_CASE("context: a GPT-2 with sharded positions has the losses of one device"
     return out;
   };
   auto expected = losses(jit(step));
-  for (auto& [mesh, mapping] : {std::pair{Mesh{{{"context", 4}}}, Mapping{{"position", "context"}}},
+  for (auto& [mesh, mapping] : {std::pair{Mesh{{{"context", 4}}}, Mapping{{"pos", "context"}}},
                                 std::pair{Mesh{{{"data", 2}, {"context", 2}}},
-                                          Mapping{{"batch", "data"}, {"position", "context"}}}}) {
+                                          Mapping{{"batch", "data"}, {"pos", "context"}}}}) {
     JitOptions o{.mesh = mesh, .axis_resources = mapping, .ring = true, .scores_budget = 0};
     auto f = named_jit(step, o);
     auto got = losses(f);
@@ -421,7 +423,7 @@ TEST_CASE("context: a GPT-2 with sharded positions has the losses of one device"
     auto sent = f.report().collectives;
     CHECK(std::any_of(sent.begin(), sent.end(), [](auto& c) { return c.kind == "ring"; }));
     CHECK(std::none_of(sent.begin(), sent.end(), [](auto& c) {
-      return c.kind == "all-gather" && c.axes.find("key_position") != c.axes.npos;
+      return c.kind == "all-gather" && c.axes.find("key_pos") != c.axes.npos;
     }));
   }
 }

@@ -12,7 +12,7 @@ using namespace haliax;
 namespace {
 
 const testing::Gpt2 gpt(
-    {.seq_len = 16, .hidden_dim = 32, .num_layers = 4, .num_heads = 4, .tied = false}, 96,
+    {.n_positions = 16, .n_embd = 32, .n_layer = 4, .n_head = 4, .tie_word_embeddings = false}, 96,
     // Enough tokens that communicating weights is cheaper than communicating activations.
     16);
 
@@ -52,7 +52,7 @@ TEST_CASE("proof: fsdp communicates each weight twice, each gradient once, and n
     forward += bytes / 2;
     scattered += bytes / 2;
     if (in_layer && regathered) backward += bytes / 2;
-    if (in_layer) layer += bytes / double(gpt.config.num_layers);
+    if (in_layer) layer += bytes / double(gpt.config.n_layer);
   }
   CHECK(step.report().sent_bytes == forward + backward + scattered + reduced);
 

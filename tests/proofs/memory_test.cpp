@@ -1,7 +1,7 @@
 // Planned memory, asserted to the byte, and the memory that the process uses.
 #include <doctest/doctest.h>
 
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 #include "haliax/jit.h"
 #include "ops/prim.h"
 #include "support/memory.h"
@@ -133,19 +133,20 @@ TEST_CASE("proof: AdamW with donated arguments updates in place and plans memory
 
 TEST_CASE("proof: the memory of the process grows by at most the plan and 8 MiB") {
   if (sanitized) return;
-  const gpt2::Gpt2Config config{.seq_len = 64, .hidden_dim = 64, .num_layers = 4, .num_heads = 4};
-  const Axis Batch{"batch", 8}, Words{"vocab", 512};
-  auto model = gpt2::Gpt2LMHeadModel::init(Words, config, random::key(0));
+  const models::GPT2Config config{
+      .vocab_size = 512, .n_positions = 64, .n_embd = 64, .n_layer = 4, .n_head = 4};
+  const Axis Batch{"batch", 8};
+  auto model = models::GPT2LMHeadModel::init(config, random::key(0));
   model = tree_map([](const NamedArray& a) { return a.empty() ? a : a.eval(); }, model);
   const auto ids =
-      random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Words.size)).eval();
+      random::randint(random::key(1), {Batch, config.Pos()}, 0, int(config.vocab_size)).eval();
   const auto optimizer = optim::adamw();
   auto state = optimizer.init(model);
   state = tree_map([](const NamedArray& a) { return a.empty() ? a : (a + a).eval(); }, state);
   const auto step = jit(
-      [=](const gpt2::Gpt2LMHeadModel& m, const decltype(state)& s, const NamedArray& i) {
-        auto [loss, g] = value_and_grad([](const gpt2::Gpt2LMHeadModel& q, const NamedArray& t) {
-          return nn::next_token_loss("position", "vocab", q(t, random::key(2), false), t);
+      [=](const models::GPT2LMHeadModel& m, const decltype(state)& s, const NamedArray& i) {
+        auto [loss, g] = value_and_grad([](const models::GPT2LMHeadModel& q, const NamedArray& t) {
+          return nn::next_token_loss("pos", "vocab", q(t, random::key(2)), t);
         })(m, i);
         auto [updates, next] = optimizer.update(g, s, m);
         return std::tuple(loss, optim::apply_updates(m, updates), next);

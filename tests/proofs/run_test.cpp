@@ -2,7 +2,7 @@
 // of threads.
 #include <doctest/doctest.h>
 
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 #include "haliax/jit.h"
 #include "ops/prim.h"
 #include "runtime/run.h"
@@ -36,19 +36,20 @@ struct Ready {
   void run() { compiled.executable->run(arguments, outs, arena.data(), nullptr); }
 };
 
-const gpt2::Gpt2Config config{.seq_len = 32, .hidden_dim = 48, .num_layers = 3, .num_heads = 3};
-const Axis Vocab{"vocab", 130}, Batch{"batch", 3};
+const models::GPT2Config config{
+    .vocab_size = 130, .n_positions = 32, .n_embd = 48, .n_layer = 3, .n_head = 3};
+const Axis Batch{"batch", 3};
 
 template <class T> T made(const T& tree) {
   return tree_map([](const NamedArray& a) { return a.empty() ? a : a.eval(); }, tree);
 }
 // One training step with dropout and a chunked loss. It uses all kinds of kernels.
 template <class State, class Optimizer>
-auto train(const gpt2::Gpt2LMHeadModel& m, const State& s, const NamedArray& ids,
+auto train(const models::GPT2LMHeadModel& m, const State& s, const NamedArray& ids,
            const Optimizer& optimizer) {
-  auto [loss, g] = value_and_grad([](const gpt2::Gpt2LMHeadModel& q, const NamedArray& i) {
-    auto x = q.hidden_states(i, random::key(7), false);
-    return mean(nn::chunked_cross_entropy(x, q.head(), i, "embed", "vocab", "position",
+  auto [loss, g] = value_and_grad([](const models::GPT2LMHeadModel& q, const NamedArray& i) {
+    auto x = q.transformer(i, random::key(7));
+    return mean(nn::chunked_cross_entropy(x, q.head(), i, "embed", "vocab", "pos",
                                           {.chunks = {.chunk = 10}}));
   })(m, ids);
   auto [updates, next] = optimizer.update(g, s, m);
@@ -73,9 +74,9 @@ TEST_CASE("proof: a step without contractions allocates nothing") {
 }
 
 TEST_CASE("proof: a GPT-2 training step has no allocations other than those inside oneDNN") {
-  const auto model = made(gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0)));
+  const auto model = made(models::GPT2LMHeadModel::init(config, random::key(0)));
   const auto ids =
-      random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size)).eval();
+      random::randint(random::key(1), {Batch, config.Pos()}, 0, int(config.vocab_size)).eval();
   const auto optimizer = optim::adamw();
   Ready step(flatten(train(model, made(optimizer.init(model)), ids, optimizer)));
   step.run();
@@ -89,10 +90,11 @@ TEST_CASE("proof: results are bitwise identical with 1, 2 and 4 threads") {
   for (int threads : {1, 2, 4}) {
     CAPTURE(threads);
     set_threads(threads);
-    auto model = made(gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0)));
+    auto model = made(models::GPT2LMHeadModel::init(config, random::key(0)));
     auto state = optimizer.init(model);
-    const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
-    const auto step = jit([=](const gpt2::Gpt2LMHeadModel& m, const decltype(state)& s,
+    const auto ids =
+        random::randint(random::key(1), {Batch, config.Pos()}, 0, int(config.vocab_size));
+    const auto step = jit([=](const models::GPT2LMHeadModel& m, const decltype(state)& s,
                               const NamedArray& i) { return train(m, s, i, optimizer); });
     NamedArray loss;
     for (int i = 0; i < 3; ++i) std::tie(loss, model, state) = step(model, state, ids);

@@ -2,16 +2,16 @@
 // plain, and with rematerialized layers, a chunked loss and microbatches at once.
 #include <doctest/doctest.h>
 
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 #include "haliax/jit.h"
 #include "haliax/optim.h"
 
 using namespace haliax;
-using Model = gpt2::Gpt2LMHeadModel;
+using Model = models::GPT2LMHeadModel;
 
 namespace {
 
-const Axis Vocab{"vocab", 24}, Batch{"batch", 8};
+const Axis Batch{"batch", 8};
 constexpr int kSteps = 20;
 
 struct Way {
@@ -39,7 +39,7 @@ const std::vector<Way>& ways() {
        model,
        {{"mlp", "model"}, {"heads", "model"}},
        {{"mlp", "model"}, {"heads", "model"}}},
-      {"sequence parallel", model, {{"embed", "model"}}, {{"position", "model"}}},
+      {"sequence parallel", model, {{"embed", "model"}}, {{"pos", "model"}}},
       {"FSDP over both", tall, {{"embed", tuple}}, {{"batch", tuple}}},
       {"FSDP and tensor parallel",
        both,
@@ -58,22 +58,23 @@ NamedArray loss_of(const Model& m, const NamedArray& ids, const Key& key, const 
                    bool chunked) {
   std::optional<axis_mapping> scope;
   if (inside) scope.emplace(*inside);
-  if (!chunked) return nn::next_token_loss("position", "vocab", m(ids, key, false), ids);
-  return nn::linear_next_token_loss("position", m.hidden_states(ids, key, false), m.head(), ids,
-                                    "embed", "vocab",
-                                    {.walked = "position", .chunks = {.chunk = 3}})
+  if (!chunked) return nn::next_token_loss("pos", "vocab", m(ids, key), ids);
+  return nn::linear_next_token_loss("pos", m.transformer(ids, key), m.head(), ids, "embed", "vocab",
+                                    {.walked = "pos", .chunks = {.chunk = 3}})
       .loss;
 }
 
 std::vector<double> losses(const Way* way, const Extras& extras) {
-  const gpt2::Gpt2Config config{.seq_len = 8,
-                                .hidden_dim = 16,
-                                .num_layers = 2,
-                                .num_heads = 8,
-                                .mlp_scale = 2,
-                                .gradient_checkpointing = ScanCheckpoint(extras.checkpoint)};
-  Model model = Model::init(Vocab, config, random::key(0));
-  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
+  const models::GPT2Config config{.vocab_size = 24,
+                                  .n_positions = 8,
+                                  .n_embd = 16,
+                                  .n_layer = 2,
+                                  .n_head = 8,
+                                  .n_inner = 32,
+                                  .gradient_checkpointing = ScanCheckpoint(extras.checkpoint)};
+  Model model = Model::init(config, random::key(0));
+  const auto ids =
+      random::randint(random::key(1), {Batch, config.Pos()}, 0, int(config.vocab_size));
   const auto optimizer =
       optim::chain(optim::ClipByGlobalNorm{1.}, optim::ScaleByAdam{}, optim::Scale{-1e-2});
   auto state = optimizer.init(model);

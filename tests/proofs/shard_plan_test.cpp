@@ -8,18 +8,18 @@
 using namespace haliax;
 
 TEST_CASE("proof: a training step on 2048 devices is planned in seconds, with less than 1 GiB") {
-  const testing::Gpt2 gpt({.seq_len = 2048,
-                           .hidden_dim = 4096,
-                           .num_layers = 32,
-                           .num_heads = 32,
+  const testing::Gpt2 gpt({.n_positions = 2048,
+                           .n_embd = 4096,
+                           .n_layer = 32,
+                           .n_head = 32,
                            .gradient_checkpointing = ScanCheckpoint(true)},
                           50304, 512);
   const Mapping parameters{
       {"embed", "data"}, {"mlp", "model"}, {"heads", "model"}, {"vocab", "model"}},
       inside{{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}, {"vocab", "model"}};
   auto chunked = [](const testing::Model& m, const NamedArray& ids) {
-    return nn::linear_next_token_loss("position", m.hidden_states(ids), m.head(), ids, "embed",
-                                      "vocab", {.walked = "position"})
+    return nn::linear_next_token_loss("pos", m.transformer(ids), m.head(), ids, "embed", "vocab",
+                                      {.walked = "pos"})
         .loss;
   };
   JitReport report;
@@ -43,7 +43,7 @@ TEST_CASE("proof: a training step on 2048 devices is planned in seconds, with le
     if (a->has_axis("mlp") || a->has_axis("heads") || a->has_axis("vocab")) n /= 8;
     bytes += n;
   }
-  bytes += double(gpt.Batch.size / 256 * gpt.config.seq_len * 4);
+  bytes += double(gpt.Batch.size / 256 * gpt.config.n_positions * 4);
   CHECK(std::abs(double(report.argument_bytes) - bytes) < 1e-3 * bytes);
   // One layer at a time is unsharded, and the residual stream of each layer is saved.
   const double stream = 2. * 2048 * 4096 * 4;
@@ -52,10 +52,10 @@ TEST_CASE("proof: a training step on 2048 devices is planned in seconds, with le
 }
 
 TEST_CASE("proof: planning for 4096 devices takes at most 1.5 times as long as for 8") {
-  const testing::Gpt2 gpt({.seq_len = 512,
-                           .hidden_dim = 1024,
-                           .num_layers = 64,
-                           .num_heads = 16,
+  const testing::Gpt2 gpt({.n_positions = 512,
+                           .n_embd = 1024,
+                           .n_layer = 64,
+                           .n_head = 16,
                            .gradient_checkpointing = ScanCheckpoint(true)},
                           50304, 4096);
   const Mapping parameters{{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}},

@@ -118,9 +118,9 @@ std::string table_in(std::istream& in) {
 
 TEST_CASE("docs/how-to/parallelism.md: the table of collectives is the output of explain") {
   // The sizes of examples/sharding.
-  const sharding::Sizes sizes{{.seq_len = 32, .hidden_dim = 64, .num_layers = 2, .num_heads = 4},
-                              Axis("vocab", 256),
-                              Axis("batch", 16)};
+  const sharding::Sizes sizes{
+      {.vocab_size = 256, .n_positions = 32, .n_embd = 64, .n_layer = 2, .n_head = 4},
+      Axis("batch", 16)};
   std::istringstream printed(sharding::plan(sharding::fully_sharded(), sizes).explain);
   std::ifstream page(golden_dir() + "/../../docs/how-to/parallelism.md");
   const auto expected = table_in(printed);

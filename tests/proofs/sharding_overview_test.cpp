@@ -14,14 +14,14 @@ using sharding::RunResult;
 namespace {
 
 sharding::Sizes sizes(double dropout) {
-  return {{.seq_len = 16,
-           .hidden_dim = 32,
-           .num_layers = 2,
-           .num_heads = 4,
-           .embed_pdrop = dropout,
+  return {{.vocab_size = 96,
+           .n_positions = 16,
+           .n_embd = 32,
+           .n_layer = 2,
+           .n_head = 4,
+           .embd_pdrop = dropout,
            .attn_pdrop = dropout,
            .resid_pdrop = dropout},
-          Axis("vocab", 96),
           Axis("batch", 8)};
 }
 RunResult on_mesh(const Layout& layout, double dropout = 0, int steps = 1) {
@@ -33,8 +33,8 @@ NamedArray loss_at_once(const Layout& layout, const sharding::Model& model, cons
                         const Key&) {
   std::optional<axis_mapping> scope;
   if (layout.compute) scope.emplace(*layout.compute);
-  auto Pos = ids.resolve_axis("position");
-  auto y = layout.policy.cast_to_output(layout.policy.cast_to_compute(model)(ids, {}, false));
+  auto Pos = ids.resolve_axis("pos");
+  auto y = layout.policy.cast_to_output(layout.policy.cast_to_compute(model)(ids));
   auto losses = nn::cross_entropy_loss(
       y, "vocab", roll(ids, -1, Pos), {.reduction_axis = Pos, .where = arange(Pos) < Pos.size - 1});
   return mean(losses, "batch");
@@ -60,8 +60,8 @@ NamedArray chunked_loss(const Layout& layout, const sharding::Model& model,
     std::optional<axis_mapping> scope;
     if (layout.compute) scope.emplace(*layout.compute);
     auto m = layout.policy.cast_to_compute(given);
-    return nn::linear_next_token_loss("position", m.hidden_states(ids, key, false), m.head(), ids,
-                                      "embed", "vocab",
+    return nn::linear_next_token_loss("pos", m.transformer(ids, key), m.head(), ids, "embed",
+                                      "vocab",
                                       {.chunks = {.chunk = 5}, .logit_dtype = layout.policy.output})
         .loss;
   };

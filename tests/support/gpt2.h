@@ -4,31 +4,32 @@
 #include <utility>
 #include <vector>
 
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/optim.h"
 
 namespace haliax::testing {
 
-using Model = gpt2::Gpt2LMHeadModel;
+using Model = models::GPT2LMHeadModel;
 
 struct Gpt2 {
-  gpt2::Gpt2Config config = {};
-  Axis Vocab, Batch;
+  models::GPT2Config config = {};
+  Axis Batch;
 
-  Gpt2(gpt2::Gpt2Config c, std::int64_t vocab, std::int64_t batch)
-      : config(c), Vocab("vocab", vocab), Batch("batch", batch) {
-    config.embed_pdrop = config.attn_pdrop = config.resid_pdrop = 0;
+  Gpt2(models::GPT2Config c, std::int64_t vocab, std::int64_t batch)
+      : config(c), Batch("batch", batch) {
+    config.vocab_size = vocab;
+    config.embd_pdrop = config.attn_pdrop = config.resid_pdrop = 0;
   }
-  Model init() const { return Model::init(Vocab, config, random::key(0)); }
+  Model init() const { return Model::init(config, random::key(0)); }
   NamedArray ids() const {
-    return random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
+    return random::randint(random::key(1), {Batch, config.Pos()}, 0, int(config.vocab_size));
   }
 };
 
 inline NamedArray next_token_loss(const Model& m, const NamedArray& ids) {
-  return nn::next_token_loss("position", "vocab", m(ids), ids);
+  return nn::next_token_loss("pos", "vocab", m(ids), ids);
 }
 // Wraps loss(model, ids) in an `axis_mapping` of its own.
 template <class Loss> auto under(const Mapping& inside, Loss loss) {

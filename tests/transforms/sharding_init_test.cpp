@@ -4,16 +4,16 @@
 
 #include <algorithm>
 
-#include "examples/gpt2/model.h"
+#include "examples/models/gpt2.h"
 
 using namespace haliax;
-using Model = gpt2::Gpt2LMHeadModel;
+using Model = models::GPT2LMHeadModel;
 
 namespace {
 
-const gpt2::Gpt2Config config{.seq_len = 6, .hidden_dim = 20, .num_layers = 3, .num_heads = 5};
-const Axis Vocab{"vocab", 13};
-Model make() { return Model::init(Vocab, config, random::key(5)); }
+const models::GPT2Config config{
+    .vocab_size = 13, .n_positions = 6, .n_embd = 20, .n_layer = 3, .n_head = 5};
+Model make() { return Model::init(config, random::key(5)); }
 
 // Returns the bytes of a tree on the first device, which has the largest blocks.
 template <class T> std::int64_t local_bytes(const T& tree, const Mapping& m, const Mesh& mesh) {
@@ -69,9 +69,9 @@ TEST_CASE(
     "sharded init: planned bytes are the shard of one device, "
     "on meshes far larger than this machine") {
   // 1.5 billion parameters: 6.2 GB in f32.
-  const gpt2::Gpt2Config xl{.seq_len = 1024, .hidden_dim = 1600, .num_layers = 48, .num_heads = 25};
+  const models::GPT2Config xl{.n_positions = 1024, .n_embd = 1600, .n_layer = 48, .n_head = 25};
   const Mapping params{{"embed", "data"}, {"mlp", "model"}};
-  auto init = [=] { return Model::init(Axis("vocab", 50257), xl, random::key(0)); };
+  auto init = [=] { return Model::init(xl, random::key(0)); };
   const auto shapes = eval_shape(init);
   for (auto& mesh : {Mesh{{{"data", 8}, {"model", 1}}}, Mesh{{{"data", 32}, {"model", 2}}}}) {
     auto planned = named_jit(init, {.mesh = mesh, .axis_resources = params}).plan();
