@@ -3,18 +3,32 @@
 #pragma once
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "graph/fail.h"
+#include "graph/node.h"
 #include "io/file.h"
 #include "io/process_group.h"
 
 namespace haliax {
 
+// Hides the latest call of the library: errors without a location do not name it.
+class HideLastCall {
+ public:
+  HideLastCall() : last_(std::exchange(context().last, {})) {}
+  ~HideLastCall() { context().last = last_; }
+  HideLastCall(const HideLastCall&) = delete;
+
+ private:
+  SourceLocation last_;
+};
+
 // Calls f. Errors of f become errors of `op` at the location `at`. Unlike in a CallSite, f is not a
 // graph reader.
 template <class F> auto with_location(const char* op, SourceLocation at, const F& f) {
   try {
+    HideLastCall hide;
     return f();
   } catch (const Error& e) {
     CallSite here(at);

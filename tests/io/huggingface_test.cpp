@@ -176,6 +176,7 @@ TEST_CASE("pretrained: missing, truncated and exchanged files raise, and nothing
 
   std::filesystem::rename(files[1], moved);
   CHECK(has(error(), files[1] + " is missing; model.safetensors.index.json lists it"));
+  CHECK(!has(error(), "after the call at"));  // the location is that of load_pretrained
   std::filesystem::copy_file(moved, files[1]);
   std::filesystem::resize_file(files[1], std::filesystem::file_size(moved) - 4);
   CHECK(has(error(), "the file is truncated"));
