@@ -32,11 +32,12 @@ struct DecodeOptions {
 /// A tokenizer is immutable, and copies share it. All functions are thread safe.
 ///
 /// Supported are: models `BPE` (with `byte_fallback`, `fuse_unk`, `ignore_merges`, and affixes of
-/// subwords); normalizers `NFC`, `NFD`, `NFKC`, `NFKD`, `Lowercase`, `Strip`, `Prepend` and
-/// `Replace`; pre-tokenizers `ByteLevel`, `Split`, `Metaspace`, `Digits`, `Whitespace` and
-/// `WhitespaceSplit`; post-processors `TemplateProcessing`, `ByteLevel` and `RobertaProcessing`;
-/// decoders `ByteLevel`, `ByteFallback`, `Fuse`, `Replace`, `Strip`, `Metaspace` and `BPEDecoder`;
-/// and sequences of them.
+/// subwords); normalizers `NFC`, `NFD`, `NFKC`, `NFKD`, `Lowercase`, `Strip`, `StripAccents`,
+/// `Prepend`, `Replace` and `ByteLevel`; pre-tokenizers `ByteLevel`, `Split`, `Metaspace`,
+/// `Digits`, `Punctuation`, `Whitespace` and `WhitespaceSplit`; post-processors
+/// `TemplateProcessing`, `ByteLevel`, `RobertaProcessing` and `BertProcessing`; decoders
+/// `ByteLevel`, `ByteFallback`, `Fuse`, `Replace`, `Strip`, `Metaspace` and `BPEDecoder`; and
+/// sequences of them.
 class Tokenizer {
  public:
   /// Reads `tokenizer.json`.

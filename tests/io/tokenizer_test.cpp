@@ -126,4 +126,13 @@ TEST_CASE("tokenizer: missing and corrupt files raise with their path") {
   std::ofstream(folder / "tokenizer.json") << "{\"model\": ";
   CHECK(has(message([&] { Tokenizer::load(folder.path); }),
             "tokenizer.json: the tokenizer is corrupt"));
+  const auto text = message([&] { Tokenizer::load(folder.path); });
+  CHECK(text.find("tokenizer_test.cpp") == text.rfind("tokenizer_test.cpp"));  // one location
+}
+TEST_CASE("tokenizer: StripAccents removes all combining marks") {
+  auto spec = spec_of("gpt2");
+  spec["normalizer"] = Json::parse(R"({"type": "StripAccents"})");
+  const auto tokenizer = Tokenizer::parse(spec.dump());
+  // nonspacing, spacing (Devanagari) and enclosing marks
+  CHECK(tokenizer.encode("e\u0301a\u093ex\u20e4") == tokenizer.encode("eax"));
 }

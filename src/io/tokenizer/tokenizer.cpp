@@ -9,6 +9,7 @@
 #include "graph/fail.h"
 #include "graph/node.h"
 #include "io/file.h"
+#include "io/joint_errors.h"
 #include "io/tokenizer/added_tokens.h"
 #include "io/tokenizer/bpe.h"
 #include "io/tokenizer/steps.h"
@@ -23,6 +24,10 @@ struct Tokenizer::Impl {
   std::unique_ptr<const Decoder> decoder;
   std::unique_ptr<const Bpe> model;
   AddedTokens added;
+
+  // Return the tokenizer of the text of a file, and of a file or a folder.
+  static Tokenizer parse(std::string_view json);
+  static Tokenizer load(const std::string& path);
 
   // EncodeMemory of a call. Concurrent calls do not share it.
   struct EncodeMemory {
@@ -96,17 +101,15 @@ struct Tokenizer::Impl {
   }
 };
 
-Tokenizer Tokenizer::parse(std::string_view json, SourceLocation at) {
-  CallSite here(at);
+Tokenizer Tokenizer::Impl::parse(std::string_view json) {
   try {
     return Tokenizer(std::make_shared<const Impl>(TokenizerJson::parse(json)));
   } catch (const TokenizerJson::exception& e) {
     fail("Tokenizer", "the tokenizer is corrupt: {}", printable(e.what()));
   }
 }
-Tokenizer Tokenizer::load(const std::string& path, SourceLocation at) {
+Tokenizer Tokenizer::Impl::load(const std::string& path) {
   namespace fs = std::filesystem;
-  CallSite here(at);
   std::error_code ignored;
   auto file = fs::path(path);
   if (fs::is_directory(file, ignored)) file /= "tokenizer.json";
@@ -118,10 +121,17 @@ Tokenizer Tokenizer::load(const std::string& path, SourceLocation at) {
   }
   const auto bytes = contents_of("Tokenizer", file.string());
   try {
-    return parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, at);
+    return parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   } catch (const Error& e) {
     fail("Tokenizer", "{}: {}", file.string(), without_op(e.what()));
   }
+}
+
+Tokenizer Tokenizer::parse(std::string_view json, SourceLocation at) {
+  return with_location("Tokenizer", at, [&] { return Impl::parse(json); });
+}
+Tokenizer Tokenizer::load(const std::string& path, SourceLocation at) {
+  return with_location("Tokenizer", at, [&] { return Impl::load(path); });
 }
 
 std::vector<int> Tokenizer::encode(std::string_view text, const EncodeOptions& options,

@@ -130,7 +130,10 @@ bool is_punctuation(char32_t c) {
   const auto k = category(c);
   return k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO;
 }
-bool is_combining_mark(char32_t c) { return category(c) == UTF8PROC_CATEGORY_MN; }
+bool is_combining_mark(char32_t c) {
+  const auto k = category(c);
+  return k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME;
+}
 
 std::string normalized(std::string_view text, NormalForm form) {
   if (is_ascii(text)) return std::string(text);
