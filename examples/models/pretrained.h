@@ -9,7 +9,38 @@
 
 namespace models {
 
+// Raises an error if a configuration has an option that the model lacks.
+inline void refuse(bool required, const ModelConfig& c, const std::string& what,
+                   const std::string& supported) {
+  if (required)
+    throw Error("[" + c.get("model_type", std::string("model")) + "] " + c.source() + " has " +
+                what + "; " + supported);
+}
+// Raises unless `heads` is a positive multiple of `groups`.
+inline void check_heads(const ModelConfig& c, std::int64_t heads, std::int64_t groups) {
+  refuse(
+      groups < 1 || heads < 1 || heads % groups != 0, c,
+      std::to_string(heads) + " attention heads, and " + std::to_string(groups) + " heads of keys",
+      "the first number must be a positive multiple of the second");
+}
+// Raises unless `heads` divides `features`.
+inline void check_features(const ModelConfig& c, std::int64_t heads, std::int64_t features) {
+  refuse(features % heads != 0, c,
+         std::to_string(features) + " features, and " + std::to_string(heads) + " attention heads",
+         "the first number must be a multiple of the second");
+}
 inline GPT2Config gpt2_config(const ModelConfig& c) {
+  refuse(!c.get("tie_word_embeddings", true), c, "a head of its own",
+         "tie_word_embeddings must be true");
+  refuse(!c.get("scale_attn_weights", true), c, "attention without a scale",
+         "scale_attn_weights must be true");
+  refuse(c.get("scale_attn_by_inverse_layer_idx", false), c, "attention scaled by the layer",
+         "scale_attn_by_inverse_layer_idx must be false");
+  refuse(c.get("add_cross_attention", false), c, "cross attention",
+         "add_cross_attention must be false");
+  const auto heads = c.get<std::int64_t>("n_head");
+  check_heads(c, heads, heads);
+  check_features(c, heads, c.get<std::int64_t>("n_embd"));
   return {
       .vocab_size = c.get<std::int64_t>("vocab_size"),
       .n_positions = c.get<std::int64_t>("n_positions"),
@@ -29,13 +60,20 @@ inline GPT2Config gpt2_config(const ModelConfig& c) {
 }
 inline LlamaConfig llama_config(const ModelConfig& c) {
   const auto heads = c.get<std::int64_t>("num_attention_heads"),
-             embed = c.get<std::int64_t>("hidden_size");
+             embed = c.get<std::int64_t>("hidden_size"),
+             groups = c.get("num_key_value_heads", heads);
+  check_heads(c, heads, groups);
+  if (!c.has("head_dim")) check_features(c, heads, embed);
+  for (auto* key : {"attention_bias", "mlp_bias"})
+    refuse(c.get(key, false), c, "biases", std::string(key) + " must be false");
+  const auto act = c.get("hidden_act", std::string("silu"));
+  refuse(act != "silu" && act != "swish", c, "the activation " + act, "hidden_act must be silu");
   LlamaConfig out{.vocab_size = c.get<std::int64_t>("vocab_size"),
                   .hidden_size = embed,
                   .intermediate_size = c.get<std::int64_t>("intermediate_size"),
                   .num_hidden_layers = c.get<std::int64_t>("num_hidden_layers"),
                   .num_attention_heads = heads,
-                  .num_key_value_heads = c.get("num_key_value_heads", heads),
+                  .num_key_value_heads = groups,
                   .head_dim = c.get("head_dim", embed / heads),
                   .max_position_embeddings = c.get("max_position_embeddings", std::int64_t(2048)),
                   .rms_norm_eps = c.get("rms_norm_eps", 1e-6),
@@ -47,7 +85,10 @@ inline LlamaConfig llama_config(const ModelConfig& c) {
     if (!c.has(key)) continue;
     const auto rope = c.get<ModelConfig>(key);
     out.rope_theta = rope.get("rope_theta", out.rope_theta);
-    const auto type = rope.get("rope_type", std::string("default"));
+    refuse(rope.get("partial_rotary_factor", 1.) != 1, c, "features without rotary positions",
+           "partial_rotary_factor must be 1");
+    // Files of 2023 have `type`.
+    const auto type = rope.get("rope_type", rope.get("type", std::string("default")));
     if (type == "default") continue;
     if (type != "llama3")
       throw Error("[llama] rope_type is " + type + " in " + c.source() +
@@ -61,13 +102,6 @@ inline LlamaConfig llama_config(const ModelConfig& c) {
   return out;
 }
 
-// Raises an error if a configuration has an option that the model lacks.
-inline void refuse(bool required, const ModelConfig& c, const std::string& what,
-                   const std::string& supported) {
-  if (required)
-    throw Error("[" + c.get("model_type", std::string("model")) + "] " + c.source() + " has " +
-                what + "; " + supported);
-}
 inline MixtralConfig mixtral_config(const ModelConfig& c) {
   refuse(c.has("sliding_window"), c, "a sliding window", "sliding_window must be null");
   return {llama_config(c), c.get("num_local_experts", std::int64_t(8)),
@@ -79,7 +113,6 @@ inline MixtralConfig qwen3_moe_config(const ModelConfig& c) {
          "decoder_sparse_step must be 1, and mlp_only_layers empty");
   refuse(c.get("use_sliding_window", false), c, "a sliding window",
          "use_sliding_window must be false");
-  refuse(c.get("attention_bias", false), c, "biases of attention", "attention_bias must be false");
   auto sizes = llama_config(c);
   sizes.intermediate_size = c.get<std::int64_t>("moe_intermediate_size");
   sizes.qk_norm = true;
@@ -112,11 +145,17 @@ template <class F> auto with_pretrained(const std::string& folder, DType dtype, 
   return decoder(LlamaForCausalLM::init(llama_config(config), key));
 }
 
+// Raise if a model has no positions for sequences of `length` tokens.
+inline void check_length(const GPT2LMHeadModel& m, std::int64_t length) {
+  if (length > m.config.n_positions)
+    throw Error("[gpt2] sequences have " + std::to_string(length) + " tokens, but the model has " +
+                std::to_string(m.config.n_positions) + " positions; use fewer tokens");
+}
+template <class Layer> void check_length(const DecoderForCausalLM<Layer>&, std::int64_t) {}
+
 // Return an empty cache for one sequence of at most `length` tokens.
 inline nn::KVCache cache_of(const GPT2LMHeadModel& m, std::int64_t length, DType dtype) {
-  if (length > m.config.n_positions)
-    throw Error("[generate] prompt and new tokens are " + std::to_string(length) +
-                ", but the model has " + std::to_string(m.config.n_positions) + " positions");
+  check_length(m, length);
   return m.cache({}, dtype);
 }
 template <class Layer>

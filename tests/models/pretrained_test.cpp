@@ -59,4 +59,26 @@ TEST_CASE("configurations that a model does not support raise") {
   contains(qwen("mlp_only_layers", std::vector<int>{0}), "has layers without experts");
   contains(qwen("use_sliding_window", true), "[qwen3_moe]");
   contains(qwen("attention_bias", true), "attention_bias must be false");
+  auto gpt2 = [](const char* key, const auto& value) {
+    return message("gpt2", key, value, models::gpt2_config);
+  };
+  contains(gpt2("tie_word_embeddings", false), "tie_word_embeddings must be true");
+  contains(gpt2("scale_attn_weights", false), "scale_attn_weights must be true");
+  contains(gpt2("scale_attn_by_inverse_layer_idx", true),
+           "scale_attn_by_inverse_layer_idx must be false");
+  contains(gpt2("add_cross_attention", true), "add_cross_attention must be false");
+  contains(gpt2("n_head", 0), "0 attention heads");
+  contains(gpt2("n_head", 5), "and 5 attention heads; the first number must be a multiple");
+  auto llama = [](const char* key, const auto& value) {
+    return message("llama", key, value, models::llama_config);
+  };
+  contains(llama("attention_bias", true), "attention_bias must be false");
+  contains(llama("mlp_bias", true), "mlp_bias must be false");
+  contains(llama("hidden_act", std::string("gelu")), "the activation gelu");
+  contains(llama("num_key_value_heads", 3), "3 heads of keys; the first number must be a positive");
+  contains(llama("num_key_value_heads", 0), "0 heads of keys");
+  auto rope = [&](const char* json) { return llama("rope_scaling", ModelConfig::parse(json)); };
+  contains(rope(R"({"type": "linear", "factor": 2.0})"), "rope_type is linear");
+  contains(rope(R"({"rope_type": "default", "partial_rotary_factor": 0.5})"),
+           "partial_rotary_factor must be 1");
 }
