@@ -29,14 +29,31 @@ def weights():
     return {f"transformer.{name}": shape for name, shape in out.items()}
 
 
-def write_folder(folder):
-    """Writes a model with random weights, and a tokenizer."""
+def random_values():
+    """Returns a function from the name of a tensor and its size to its values."""
     numbers = random.Random(0)
+    return lambda name, size: [float("ln_" in name and name.endswith("weight"))
+                               + numbers.gauss(0, 0.1) for _ in range(size)]
+
+
+def values_for(token):
+    """Returns such a function for a model that always predicts the token."""
+    def values(name, size):
+        out = [0.0] * size
+        if name == "transformer.wte.weight":
+            out[token * EMBED] = 1.0
+        if name == "transformer.ln_f.bias":
+            out[0] = 1.0
+        return out
+    return values
+
+
+def write_folder(folder, values_of):
+    """Writes a model with values by name and size, and a tokenizer."""
     header, data = {}, b""
     for name, shape in weights().items():
         size = shape[0] * (shape[1] if len(shape) > 1 else 1)
-        values = [float("ln_" in name and name.endswith("weight")) + numbers.gauss(0, 0.1)
-                  for _ in range(size)]
+        values = values_of(name, size)
         part = struct.pack(f"<{size}f", *values)
         header[name] = {"dtype": "F32", "shape": shape,
                         "data_offsets": [len(data), len(data) + len(part)]}
@@ -55,7 +72,7 @@ class PretrainedExamples(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name) / "model"
         self.folder.mkdir()
-        write_folder(self.folder)
+        write_folder(self.folder, random_values())
 
     def run_program(self, *command, status=0):
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True,
@@ -74,6 +91,11 @@ class PretrainedExamples(unittest.TestCase):
         self.assertEqual(first, self.generated(self.folder, *sampled))
         self.assertNotEqual(first, self.generated(self.folder, *sampled, "--seed", 1))
 
+    def test_generate_prints_a_character_that_is_not_complete(self):
+        vocabulary = json.loads((self.folder / "tokenizer.json").read_text())["model"]["vocab"]
+        write_folder(self.folder, values_for(vocabulary["\u00e2"]))  # the byte E2, of three bytes
+        self.assertEqual(self.generated(self.folder).strip("\n"), "\ufffd" * 8)
+
     def test_finetune_learns_and_writes_folders(self):
         text = self.folder.parent / "text.txt"
         text.write_text("Arrays have names.\nNames have sizes.\n\n" * 200)
@@ -90,6 +112,18 @@ class PretrainedExamples(unittest.TestCase):
                 self.assertNotEqual(self.generated(out), self.generated(self.folder))
                 self.assertEqual((out / "adapter/adapter_model.safetensors").exists(),
                                  "--lora" in options)
+
+    def test_finetune_raises_before_the_first_step(self):
+        text = self.folder.parent / "text.txt"
+        text.write_text("Arrays have names.\n" * 100)
+        for options, part in ((["--length", POSITIONS + 1], f"the model has {POSITIONS} positions"),
+                              (["--length", 32, "--lora", 2, "--modules", "c_attn,q_prj"],
+                               "q_prj selects no"),
+                              (["--out", text / "out"], "cannot create")):
+            with self.subTest(options):
+                done = self.run_program(FINETUNE, self.folder, text, *options, status=1)
+                self.assertIn(part, done.stderr)
+                self.assertNotIn("step 1", done.stderr)
 
     def test_folders_that_lack_a_part_raise(self):
         self.run_program(FINETUNE, self.folder, "/nothing", status=1)

@@ -18,7 +18,7 @@ using namespace haliax;
 namespace {
 
 struct Options {
-  std::string folder, data, out, log, svg, mesh, modules = "q_proj,v_proj,c_attn";
+  std::string folder, data, out, log, svg, mesh, modules;
   double validation = 0.05;
   std::int64_t evaluate = 50, seed = 0;
   finetune::TrainOptions train;
@@ -33,15 +33,17 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   }
   return out;
 }
-// Returns the modules that the model has, of those that have other names in other models.
+// Returns the names of the layers with an adapter: those of --modules, or the usual ones that the
+// model has.
 template <class Model>
-std::vector<std::string> modules_in(const Model& model, const std::string& requested) {
-  auto names = split_at_commas(requested);
+std::vector<std::string> modules_of(const Model& model, const std::string& requested) {
+  if (!requested.empty()) return split_at_commas(requested);
+  std::vector<std::string> names{"q_proj", "v_proj", "c_attn"};
   std::erase_if(names, [&](auto& name) {
     bool found = false;
     for_each_module<nn::Linear>(
         model, [&](auto& path, const nn::Linear&) { found |= path.ends_with(name); });
-    return !found && names.size() > 1;
+    return !found;
   });
   return names;
 }
@@ -67,6 +69,14 @@ class Log {
  private:
   std::ofstream out_;
 };
+
+// Raises before the first step if the folder for the model cannot be created.
+void create_folder(const std::string& folder) {
+  if (folder.empty()) return;
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (failed) throw Error("[finetune] cannot create " + folder + ": " + failed.message());
+}
 
 template <class Model> void save(const Options& o, const Model& model) {
   if (o.out.empty()) return;
@@ -95,9 +105,10 @@ template <class Model> void save(const Options& o, const Model& model) {
 
 template <class Model> void run(Options o, Model model) {
   auto& t = o.train;
+  models::check_length(model, t.length);
   const auto tokenizer = Tokenizer::load(o.folder);
   const auto data = sequences_of(o, tokenizer);
-  t.modules = modules_in(model, o.modules);
+  t.modules = modules_of(model, o.modules);
   if (t.rank > 0)
     model = nn::with_lora(model, t.modules, t.rank, random::key(std::uint64_t(o.seed)),
                           {.alpha = double(2 * t.rank)});
@@ -151,8 +162,8 @@ template <class Model> void run(Options o, Model model) {
       std::fprintf(stderr, "validation loss %.4f\n", line["validation_loss"].get<double>());
   }
   progress.finish();
-  if (!o.svg.empty()) examples::write_loss_curve(o.svg, progress.losses());
   save(o, model);
+  if (!o.svg.empty()) examples::write_loss_curve(o.svg, progress.losses());
 }
 
 }  // namespace
@@ -169,7 +180,8 @@ int main(int argc, char** argv) {
   line.option("--length", t.length, "tokens per sequence").range(2, 1 << 20);
   line.option("--accumulate", t.accumulate, "gradients per step").range(1, 1 << 20);
   line.option("--lora", t.rank, "rank of adapters; 0: trains all parameters").range(0, 1 << 16);
-  line.option("--modules", o.modules, "linear layers with an adapter, by path");
+  line.option("--modules", o.modules,
+              "linear layers with an adapter, by path; default: q_proj, v_proj, c_attn");
   line.option("--lr", t.learning_rate, "largest learning rate; it decays along a cosine")
       .positive();
   line.option("--warmup", t.warmup, "steps until the largest learning rate").range(0, 1 << 30);
@@ -184,6 +196,7 @@ int main(int argc, char** argv) {
   line.option("--svg", o.svg, "file for a picture of the loss");
   if (auto status = line.parse(argc, argv)) return *status;
   try {
+    create_folder(o.out);
     std::optional<use_mesh> mesh;
     std::optional<axis_mapping> mapping;
     if (!o.mesh.empty()) {

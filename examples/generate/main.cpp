@@ -30,6 +30,8 @@ class TextPrinter {
     std::fflush(stdout);
     printed_ = text.size();
   }
+  // Prints the rest, in which the bytes of a character that is not complete are U+FFFD.
+  void finish() { std::printf("%s\n", tokenizer_.decode(ids_).substr(printed_).c_str()); }
 
  private:
   const Tokenizer& tokenizer_;
@@ -75,7 +77,7 @@ template <class Model> void run(const Options& o, const Model& model, const Toke
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::printf("\n");
+  printer.finish();
   if (made > 2)
     std::fprintf(stderr, "%lld tokens, %.1f tokens/s\n", static_cast<long long>(made),
                  double(made - 2) / seconds);
