@@ -48,8 +48,9 @@ bool multiply(const program::HostProduct& p) {
 
 class CustomStep final : public CompiledStep {
  public:
-  explicit CustomStep(const program::Custom& what)
-      : workers_(threads()), calls_(what, workers_), first_(what.arrays.size()) {
+  explicit CustomStep(const program::Step& step)
+      : workers_(threads()), calls_(step, workers_), first_(step.custom.arrays.size()) {
+    const auto& what = step.custom;
     for (auto& view : what.arrays) places_.emplace_back(view);
     const std::int64_t each =
         program::points(Dims(what.dims.begin() + what.outer, what.dims.end()));
@@ -78,7 +79,7 @@ class CustomStep final : public CompiledStep {
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_custom(const program::Step& step) {
-  return std::make_unique<CustomStep>(step.custom);
+  return std::make_unique<CustomStep>(step);
 }
 
 }  // namespace haliax::cpu

@@ -359,10 +359,10 @@ void run(const Cumulative& c, const Memory& memory) {
     }
   });
 }
-void run(const Custom& c, const Memory& memory) {
+void run_custom(const Step& step, const Memory& memory) {
   std::vector<void*> first;
-  for (auto& v : c.arrays) first.push_back(memory.at(v.slot, v.dtype, memory.start(v)));
-  CustomCalls calls(c);
+  for (auto& v : step.custom.arrays) first.push_back(memory.at(v.slot, v.dtype, memory.start(v)));
+  CustomCalls calls(step);
   calls.run(first.data(), 0, calls.points());
   calls.rethrow();
 }
@@ -396,7 +396,7 @@ void run(const std::vector<Step>& steps, Memory& memory, Communicator* comm) {
           run(s.body, memory, comm);
         break;
       case Kind::custom:
-        run(s.custom, memory);
+        run_custom(s, memory);
         break;
       case Kind::collective:
         require(comm,

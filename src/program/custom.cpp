@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "haliax/custom_op.h"
+#include "haliax/error.h"
 
 namespace haliax {
 
@@ -17,12 +18,12 @@ void detail::kernel_has_thrown() noexcept {
 
 namespace program {
 
-CustomCalls::CustomCalls(const Custom& what, int workers)
-    : custom_(what), outer_(std::size_t(what.outer)), arrays_(what.arrays.size()),
-      at_(arrays_ * std::size_t(workers)), index_(outer_ * std::size_t(workers)),
-      errors_(std::size_t(workers)) {
-  for (std::size_t d = 0; d < outer_; ++d) points_ *= what.dims[d];
-  for (auto& v : what.arrays) {
+CustomCalls::CustomCalls(const Step& step, int workers)
+    : custom_(step.custom), where_(step.where), outer_(std::size_t(custom_.outer)),
+      arrays_(custom_.arrays.size()), at_(arrays_ * std::size_t(workers)),
+      index_(outer_ * std::size_t(workers)), errors_(std::size_t(workers)) {
+  for (std::size_t d = 0; d < outer_; ++d) points_ *= custom_.dims[d];
+  for (auto& v : custom_.arrays) {
     inner_.push_back(v.strides.data() + outer_);
     for (std::size_t d = 0; d < outer_; ++d) steps_.push_back(v.strides[d] * bytes_of(v.dtype));
   }
@@ -58,7 +59,12 @@ void CustomCalls::rethrow() {
   std::exception_ptr first;
   for (auto& t : errors_)
     if (auto mine = std::exchange(t, nullptr); mine && !first) first = mine;
-  if (first) std::rethrow_exception(first);
+  if (!first) return;
+  try {
+    std::rethrow_exception(first);
+  } catch (const Error& e) {
+    throw where_.empty() ? e : Error(e.what() + ("; " + where_));
+  }
 }
 
 }  // namespace program

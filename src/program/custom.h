@@ -11,16 +11,19 @@ namespace haliax::program {
 // nothing, and stops early if the function throws.
 class CustomCalls {
  public:
-  explicit CustomCalls(const Custom&, int workers = 1);
+  // The step must outlive the object.
+  explicit CustomCalls(const Step&, int workers = 1);
   std::int64_t points() const { return points_; }
   // Calls the function at the positions [from, to) of the outer dims, in row-major order. `first`
   // holds the address of the first element of each array.
   void run(void* const* first, std::int64_t from, std::int64_t to, int worker = 0);
-  // Throws the first exception of the function, after all workers are finished.
+  // Throws the first exception of the function, after all workers are finished. An Error also names
+  // the location of the step.
   void rethrow();
 
  private:
   const Custom& custom_;
+  const std::string& where_;
   std::size_t outer_, arrays_;
   std::int64_t points_ = 1;
   // per array: its strides along the inner dims

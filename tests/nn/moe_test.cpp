@@ -206,10 +206,12 @@ TEST_CASE("ragged_dot: rows of no group are 0, groups may be empty, and bad size
             ragged_dot(x, w, array(std::vector<std::int32_t>{2, -1, 3, 1}, Experts), Embed).eval();
           }),
           "group 1 has size -1"));
-  CHECK(has(message_of([&] {
-              ragged_dot(x, w, array(std::vector<std::int32_t>{2, 4, 3, 1}, Experts), Embed).eval();
-            }),
-            "group 2 has size 3, but only 1 of 7 rows are left"));
+  CHECK(
+      has(message_of([&] {
+            ragged_dot(x, w, array(std::vector<std::int32_t>{2, 4, 3, 1}, Experts), Embed).eval();
+          }),
+          "group 2 has size 3, but only 1 of 7 rows are left; the sizes must not exceed the rows; "
+          "moe_test.cpp:"));
   CHECK(has(message_of([&] { ragged_dot(x, w, sizes.astype(DType::f32), Embed); }),
             "group_sizes: expected integers, got f32"));
   CHECK(has(message_of([&] { ragged_dot(x, w, sizes, "mlp"); }), "axis mlp"));
