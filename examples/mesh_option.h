@@ -11,10 +11,15 @@
 
 namespace examples {
 
+// The axes that a mesh may have, each with the values that it shards.
+using MeshAxes = std::vector<std::pair<std::string, std::string>>;
+
 // Parses data=4,model=2; an empty string means one device. Creates as many devices unless there are
-// several ranks. Raises for an invalid mesh, for axes other than data (examples) and model (heads,
-// and the MLP), and if ranks have another number of devices than the mesh.
-inline haliax::Mesh mesh_option(const std::string& program, const std::string& text) {
+// several ranks. Raises for an invalid mesh, for axes that are not in `known`, and if ranks have
+// another number of devices than the mesh.
+inline haliax::Mesh mesh_option(const std::string& program, const std::string& text,
+                                const MeshAxes& known = {{"data", "examples, and weights"},
+                                                         {"model", "heads, and the MLP"}}) {
   using namespace haliax;
   const auto refuse = [&](const std::string& why) {
     throw Error("[" + program + "] --mesh is " + (text.empty() ? "not given" : text) + why);
@@ -29,8 +34,16 @@ inline haliax::Mesh mesh_option(const std::string& program, const std::string& t
     const auto [read, error] = std::from_chars(first, last, size);
     if (equals >= end || error != std::errc() || read != last || size < 1)
       refuse("; it must be names and sizes, as data=4,model=2");
-    if (name != "data" && name != "model")
-      refuse("; its axes may be data (examples, and weights) and model (heads, and the MLP)");
+    if (std::find_if(known.begin(), known.end(), [&](auto& k) { return k.first == name; }) ==
+        known.end()) {
+      std::string all;
+      for (std::size_t k = 0; k < known.size(); ++k)
+        all += (k == 0                 ? ""
+                : k + 1 < known.size() ? ", "
+                                       : " and ") +
+               known[k].first + " (" + known[k].second + ")";
+      refuse("; its axes may be " + all);
+    }
     axes.push_back({name, size});
     from = end + 1;
   }

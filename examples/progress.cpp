@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 
@@ -28,6 +29,14 @@ std::string clock_text(double seconds) {
 }
 
 }  // namespace
+
+void speak_alone(const std::string& logs) {
+  const int rank = haliax::this_rank();
+  if (rank == 0) return;
+  const auto file = logs.empty() ? "/dev/null" : logs + "/rank-" + std::to_string(rank) + ".log";
+  if (!logs.empty()) std::filesystem::create_directories(logs);
+  if (!std::freopen(file.c_str(), "w", stdout)) throw std::runtime_error("cannot write " + file);
+}
 
 Progress::Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step,
                    std::int64_t before)

@@ -33,6 +33,10 @@ class Progress {
   std::chrono::steady_clock::time_point start_;
 };
 
+// On ranks other than 0, sends stdout to a file of the folder `logs`, or to nothing if it is empty.
+// Raises if the file cannot be written.
+void speak_alone(const std::string& logs = "");
+
 // Draws the loss of each step. Raises if the file cannot be written.
 void write_loss_curve(const std::string& path, const std::vector<double>& losses);
 

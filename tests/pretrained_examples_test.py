@@ -91,6 +91,28 @@ class PretrainedExamples(unittest.TestCase):
         self.assertEqual(first, self.generated(self.folder, *sampled))
         self.assertNotEqual(first, self.generated(self.folder, *sampled, "--seed", 1))
 
+    def test_meshes_generate_the_text_of_one_device(self):
+        for mesh in "model=2", "data=2,model=2", "data=3":
+            self.assertEqual(self.generated(self.folder, "--mesh", mesh),
+                             self.generated(self.folder))
+        done = self.run_program(GENERATE, self.folder, "--prompt", "a", "--mesh", "pos=2", status=1)
+        self.assertIn("data (weights), model (heads, and the MLP) and expert (experts)",
+                      done.stderr)
+
+    def test_meshes_have_the_losses_of_one_device(self):
+        text = self.folder.parent / "text.txt"
+        text.write_text("Arrays have names.\nNames have sizes.\n\n" * 200)
+
+        def losses(*options):
+            log = self.folder.parent / "log.jsonl"
+            self.run_program(FINETUNE, self.folder, text, "--steps", 3, "--length", 32, "--log",
+                             log, *options)
+            return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
+        expected = losses()
+        for mesh in "context=2", "data=2,context=2", "model=2,context=2", "expert=2":
+            for a, b in zip(losses("--mesh", mesh), expected, strict=True):
+                self.assertAlmostEqual(a, b, places=4, msg=mesh)
+
     def test_generate_prints_a_character_that_is_not_complete(self):
         vocabulary = json.loads((self.folder / "tokenizer.json").read_text())["model"]["vocab"]
         write_folder(self.folder, values_for(vocabulary["\u00e2"]))  # the byte E2, of three bytes

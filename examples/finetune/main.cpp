@@ -58,7 +58,7 @@ finetune::Sequences sequences_of(const Options& o, const Tokenizer& tokenizer) {
 class Log {
  public:
   explicit Log(const std::string& path) {
-    if (path.empty()) return;
+    if (path.empty() || this_rank() != 0) return;
     out_.open(path);
     if (!out_) throw Error("[finetune] cannot write " + path);
   }
@@ -78,20 +78,11 @@ void create_folder(const std::string& folder) {
   if (failed) throw Error("[finetune] cannot create " + folder + ": " + failed.message());
 }
 
-template <class Model> void save(const Options& o, const Model& model) {
-  if (o.out.empty()) return;
-  const auto config = load_config(o.folder);
-  save_pretrained(o.out, nn::merge_lora(model), config);
-  for (auto* name : {"tokenizer.json", "tokenizer_config.json"})
-    if (std::filesystem::exists(o.folder + "/" + name))
-      std::filesystem::copy_file(o.folder + "/" + name, o.out + "/" + name,
-                                 std::filesystem::copy_options::overwrite_existing);
-  if (o.train.rank == 0) return;
-  // The adapters alone, as PEFT saves them.
+// Writes the adapters as PEFT saves them.
+void write_adapter(const Options& o, const TensorFile& adapter, const ModelConfig& config) {
   const auto folder = o.out + "/adapter";
   std::filesystem::create_directories(folder);
-  write_safetensors(folder + "/adapter_model.safetensors",
-                    to_state_dict(filter(model, "lora"), {}, {.prefix = "base_model.model"}));
+  write_safetensors(folder + "/adapter_model.safetensors", adapter);
   std::ofstream(folder + "/adapter_config.json") << nlohmann::json{
       {"peft_type", "LORA"},
       {"task_type", "CAUSAL_LM"},
@@ -101,6 +92,21 @@ template <class Model> void save(const Options& o, const Model& model) {
       {"target_modules", o.train.modules},
       {"fan_in_fan_out",
        config.architecture() == "GPT2LMHeadModel"}}.dump(2);
+}
+
+template <class Model> void save(const Options& o, const Model& model) {
+  if (o.out.empty()) return;
+  const auto config = load_config(o.folder);
+  save_pretrained(o.out, nn::merge_lora(model), config);
+  TensorFile adapter;  // all ranks gather it
+  if (o.train.rank > 0)
+    adapter = to_state_dict(filter(model, "lora"), {}, {.prefix = "base_model.model"});
+  if (this_rank() != 0) return;
+  for (auto* name : {"tokenizer.json", "tokenizer_config.json"})
+    if (std::filesystem::exists(o.folder + "/" + name))
+      std::filesystem::copy_file(o.folder + "/" + name, o.out + "/" + name,
+                                 std::filesystem::copy_options::overwrite_existing);
+  if (o.train.rank > 0) write_adapter(o, adapter, config);
 }
 
 template <class Model> void run(Options o, Model model) {
@@ -126,7 +132,8 @@ template <class Model> void run(Options o, Model model) {
   for (auto& a : flatten(trainable(model, trained))) parameters += a.empty() ? 0 : a.size();
   const auto first = batch_of(0);
   const auto plan = step.plan(model, state, first.first, first.second);
-  std::fprintf(stderr,
+  std::FILE* messages = this_rank() == 0 ? stderr : stdout;
+  std::fprintf(messages,
                "%lld sequences of %lld tokens, and %lld for validation; %lld trained parameters; "
                "a step needs %.0f MiB\n",
                static_cast<long long>(data.training()), static_cast<long long>(t.length),
@@ -159,11 +166,11 @@ template <class Model> void run(Options o, Model model) {
       line["validation_loss"] = validation_loss();
     log.add(line);
     if (last && line.contains("validation_loss"))
-      std::fprintf(stderr, "validation loss %.4f\n", line["validation_loss"].get<double>());
+      std::fprintf(messages, "validation loss %.4f\n", line["validation_loss"].get<double>());
   }
   progress.finish();
   save(o, model);
-  if (!o.svg.empty()) examples::write_loss_curve(o.svg, progress.losses());
+  if (!o.svg.empty() && this_rank() == 0) examples::write_loss_curve(o.svg, progress.losses());
 }
 
 }  // namespace
@@ -191,18 +198,23 @@ int main(int argc, char** argv) {
       .range(0, 0.9);
   line.option("--evaluate", o.evaluate, "steps between two validations").range(1, 1 << 30);
   line.option("--seed", o.seed, "random seed").range(0, 1 << 30);
-  line.option("--mesh", o.mesh, "mesh, as data=2,model=2");
+  line.option("--mesh", o.mesh, "mesh, as data=2,model=2; axes: data, model, expert, context");
   line.option("--log", o.log, "file for one line of JSON per step");
   line.option("--svg", o.svg, "file for a picture of the loss");
   if (auto status = line.parse(argc, argv)) return *status;
   try {
+    examples::speak_alone();
     create_folder(o.out);
     std::optional<use_mesh> mesh;
     std::optional<axis_mapping> mapping;
     if (!o.mesh.empty()) {
-      t.mesh = examples::mesh_option("finetune", o.mesh);
+      t.mesh = examples::mesh_option("finetune", o.mesh,
+                                     {{"data", "sequences, and weights"},
+                                      {"model", "heads, and the MLP"},
+                                      {"expert", "experts"},
+                                      {"context", "tokens of a sequence"}});
       mesh.emplace(*t.mesh);
-      mapping.emplace(finetune::parameter_mapping(*t.mesh));
+      mapping.emplace(models::parameter_mapping(*t.mesh));
     }
     models::with_pretrained(o.folder, DType::f32, [&](const auto& model) { run(o, model); });
   } catch (const std::exception& e) {

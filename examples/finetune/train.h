@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "examples/models/layout.h"
 #include "haliax/haliax.h"
 
 namespace finetune {
@@ -18,21 +19,6 @@ struct TrainOptions {
   std::optional<Mesh> mesh = {};
 };
 
-// Parameters are sharded along embed over `data`. Each device of `data` has a part of the batch,
-// and each device of `model` a part of the heads and of the MLP.
-inline Mapping tensor_axes(const Mesh& mesh, const char* of_data) {
-  std::vector<Mapping::Entry> entries;
-  for (auto& [name, size] : mesh.axes()) {
-    if (name == "data")
-      entries.emplace_back(of_data, "data");
-    else
-      for (auto* axis : {"heads", "kv_heads", "mlp"}) entries.emplace_back(axis, "model");
-  }
-  return Mapping::of(entries);
-}
-inline Mapping parameter_mapping(const Mesh& mesh) { return tensor_axes(mesh, "embed"); }
-inline Mapping compute_mapping(const Mesh& mesh) { return tensor_axes(mesh, "batch"); }
-
 inline auto optimizer_of(const TrainOptions& o) {
   auto rate = optim::warmup_cosine_decay_schedule(0, o.learning_rate, o.warmup,
                                                   std::max(o.steps, o.warmup + 1));
@@ -44,7 +30,7 @@ inline auto optimizer_of(const TrainOptions& o) {
 template <class Model> auto batch_loss(const TrainOptions& o) {
   return [mesh = o.mesh](const Model& m, const NamedArray& ids, const NamedArray& segments) {
     std::optional<axis_mapping> scope;
-    if (mesh) scope.emplace(compute_mapping(*mesh));
+    if (mesh) scope.emplace(models::compute_mapping(*mesh));
     return m.loss(ids, segments).astype(DType::f32);
   };
 }
@@ -76,7 +62,7 @@ auto make_step(const TrainOptions& o, const Optimizer& optimizer) {
   JitOptions options{.donate = {0, 1}};
   if (o.mesh) {
     options.mesh = o.mesh;
-    options.axis_resources = parameter_mapping(*o.mesh);
+    options.axis_resources = models::parameter_mapping(*o.mesh);
   }
   return named_jit(step, options);
 }

@@ -3,7 +3,10 @@
 #include <cstdio>
 
 #include "examples/command_line.h"
+#include "examples/mesh_option.h"
+#include "examples/models/layout.h"
 #include "examples/models/pretrained.h"
+#include "examples/progress.h"
 #include "haliax/tokenizer.h"
 #include "sampling.h"
 
@@ -12,7 +15,7 @@ using namespace haliax;
 namespace {
 
 struct Options {
-  std::string folder, prompt, dtype = "f32";
+  std::string folder, prompt, mesh, dtype = "f32";
   std::int64_t tokens = 64, seed = 0;
   generate::Sampling sampling;
 };
@@ -31,7 +34,10 @@ class TextPrinter {
     printed_ = text.size();
   }
   // Prints the rest, in which the bytes of a character that is not complete are U+FFFD.
-  void finish() { std::printf("%s\n", tokenizer_.decode(ids_).substr(printed_).c_str()); }
+  void finish() {
+    std::printf("%s\n", tokenizer_.decode(ids_).substr(printed_).c_str());
+    std::fflush(stdout);
+  }
 
  private:
   const Tokenizer& tokenizer_;
@@ -46,19 +52,26 @@ std::vector<int> stops_of(const ModelConfig& config) {
   return {config.get<int>("eos_token_id")};
 }
 
-template <class Model> void run(const Options& o, const Model& model, const Tokenizer& tokenizer) {
+template <class Model>
+void run(const Options& o, const Model& model, const Tokenizer& tokenizer,
+         const std::optional<Mesh>& mesh) {
   auto ids = tokenizer.encode(o.prompt);
   if (ids.empty()) throw Error("[generate] the prompt has no tokens; pass text with --prompt");
   const auto stops = stops_of(load_config(o.folder));
   // One step: the tokens after the cached ones -> the next token, and the extended cache.
-  auto step = jit(
+  JitOptions options{.donate = {2}};
+  if (mesh) {
+    options.mesh = mesh;
+    options.axis_resources = models::compute_mapping(*mesh);
+  }
+  auto step = named_jit(
       [=](const Model& m, const NamedArray& ids, const nn::KVCache& cache, const Key& key) {
         auto count = NamedArray(std::int32_t(ids.axis_size("pos")));
         auto [logits, next] = m(ids, cache, count);
         auto last = index(logits, {{"pos", -1}}).astype(DType::f32);
         return std::pair(generate::sample(last, key, o.sampling), next);
       },
-      {.donate = {2}});
+      options);
   auto cache = models::cache_of(model, std::int64_t(ids.size()) + o.tokens, dtype_of(o.dtype));
   auto key = random::key(std::uint64_t(o.seed));
   TextPrinter printer(tokenizer);
@@ -78,7 +91,7 @@ template <class Model> void run(const Options& o, const Model& model, const Toke
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   printer.finish();
-  if (made > 2)
+  if (made > 2 && this_rank() == 0)
     std::fprintf(stderr, "%lld tokens, %.1f tokens/s\n", static_cast<long long>(made),
                  double(made - 2) / seconds);
 }
@@ -101,11 +114,23 @@ int main(int argc, char** argv) {
       .range(0, 1);
   line.option("--seed", o.seed, "random seed").range(0, 1 << 30);
   line.option("--dtype", o.dtype, "dtype of weights and cache").one_of({"f32", "bf16", "f16"});
+  line.option("--mesh", o.mesh, "mesh, as model=2; axes: data (weights), model, expert");
   if (auto status = line.parse(argc, argv)) return *status;
   try {
+    examples::speak_alone();
+    std::optional<Mesh> mesh;
+    std::optional<use_mesh> devices;
+    std::optional<axis_mapping> mapping;
+    if (!o.mesh.empty()) {
+      mesh = examples::mesh_option(
+          "generate", o.mesh,
+          {{"data", "weights"}, {"model", "heads, and the MLP"}, {"expert", "experts"}});
+      devices.emplace(*mesh);
+      mapping.emplace(models::parameter_mapping(*mesh));
+    }
     const auto tokenizer = Tokenizer::load(o.folder);
     models::with_pretrained(o.folder, dtype_of(o.dtype),
-                            [&](const auto& model) { run(o, model, tokenizer); });
+                            [&](const auto& model) { run(o, model, tokenizer, mesh); });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

@@ -108,23 +108,13 @@ std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gp
   return progress.losses();
 }
 
-// Only rank 0 prints to stdout. Other ranks write to their own files if `logs` names a folder, or
-// nothing.
-void speak_alone(const std::string& logs) {
-  const int rank = haliax::this_rank();
-  if (rank == 0) return;
-  const auto file = logs.empty() ? "/dev/null" : logs + "/rank-" + std::to_string(rank) + ".log";
-  if (!logs.empty()) std::filesystem::create_directories(logs);
-  if (!std::freopen(file.c_str(), "w", stdout)) throw std::runtime_error("cannot write " + file);
-}
-
 int train(Command c) {
   const int ranks = haliax::rank_count();
   if (ranks > 1 && c.steps <= 0)
     throw std::runtime_error("several ranks require --steps, as their clocks differ");
   if (c.steps <= 0 && c.seconds <= 0) c.seconds = 60;
   if (ranks > 1) c.seconds = 0;
-  speak_alone(c.rank_logs);
+  examples::speak_alone(c.rank_logs);
   auto text = gpt2::read_text(c.paths);
   auto size = text.size();
   auto o = c.weights.empty() ? c.run : gpt2::sizes_of(c.weights, c.run);
