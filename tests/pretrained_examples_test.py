@@ -99,19 +99,27 @@ class PretrainedExamples(unittest.TestCase):
         self.assertIn("data (weights), model (heads, and the MLP) and expert (experts)",
                       done.stderr)
 
+    def losses(self, text, *options):
+        log = self.folder.parent / "log.jsonl"
+        self.run_program(FINETUNE, self.folder, text, "--steps", 3, "--length", 32, "--log", log,
+                         *options)
+        return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
+
     def test_meshes_have_the_losses_of_one_device(self):
         text = self.folder.parent / "text.txt"
         text.write_text("Arrays have names.\nNames have sizes.\n\n" * 200)
-
-        def losses(*options):
-            log = self.folder.parent / "log.jsonl"
-            self.run_program(FINETUNE, self.folder, text, "--steps", 3, "--length", 32, "--log",
-                             log, *options)
-            return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
-        expected = losses()
+        expected = self.losses(text)
         for mesh in "context=2", "data=2,context=2", "model=2,context=2", "expert=2":
-            for a, b in zip(losses("--mesh", mesh), expected, strict=True):
+            for a, b in zip(self.losses(text, "--mesh", mesh), expected, strict=True):
                 self.assertAlmostEqual(a, b, places=4, msg=mesh)
+
+    def test_lines_may_end_as_on_windows(self):
+        text = self.folder.parent / "text.txt"
+        lines = "Arrays have names.\nNames have sizes.\n\n" * 200
+        text.write_bytes(lines.encode())
+        expected = self.losses(text)
+        text.write_bytes(lines.replace("\n", "\r\n").encode())
+        self.assertEqual(self.losses(text), expected)
 
     def test_generate_prints_a_character_that_is_not_complete(self):
         vocabulary = json.loads((self.folder / "tokenizer.json").read_text())["model"]["vocab"]

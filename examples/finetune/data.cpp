@@ -56,11 +56,13 @@ std::vector<std::string> documents_of(const std::string& path) {
   std::ifstream in(path);
   if (!in) throw haliax::Error("[finetune] cannot read " + path);
   std::vector<std::string> out(1);
-  for (std::string line; std::getline(in, line);)
-    if (line.empty())
+  for (std::string line; std::getline(in, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") == line.npos)
       out.emplace_back();
     else
       out.back() += line + "\n";
+  }
   std::erase_if(out, [](auto& text) { return text.empty(); });
   return out;
 }
