@@ -210,6 +210,19 @@ class Docs(unittest.TestCase):
                   for name in sorted(set(named.findall(file.read_text(errors="replace"))))
                   if not (ROOT / name).is_file())
 
+    def test_the_install_page_lists_the_headers_that_haliax_h_does_not_include(self):
+        folder = ROOT / "include/haliax"
+        included, todo = set(), ["haliax.h"]
+        while todo:
+            name = todo.pop()
+            if name not in included:
+                included.add(name)
+                todo += re.findall(r'#include [<"]haliax/(\w+\.h)', (folder / name).read_text())
+        others = {header.name for header in folder.glob("*.h")} - included
+        page = (DOCS / "get-started/install.md").read_text()
+        listed = set(re.findall(r"`haliax/(\w+\.h)`", page))
+        self.assertEqual(others - listed, set())
+
     def test_code_in_contributing_is_code_of_the_sources(self):
         sources = [file for folder in ("include", "src", "backends", "tests")
                    for file in sorted((ROOT / folder).rglob("*"))
