@@ -1,6 +1,7 @@
 // Layers: Linear, LayerNorm, RmsNorm, Dropout, Embedding, Mlp.
 #include <cmath>
 
+#include "base/dtype_hint.h"
 #include "graph/fail.h"
 #include "haliax/mup.h"
 #include "ops/named.h"
@@ -172,7 +173,8 @@ Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& k
 }
 NamedArray Embedding::embed(Arr ids) const {
   LayerScope scope(ids, weight);
-  if (!is_integer(ids.dtype())) fail("embedding", "ids: expected integers, got {}", ids.dtype());
+  if (!is_integer(ids.dtype()))
+    fail("embedding", "ids: expected integers, got {}{}", ids.dtype(), integer_hint(ids.dtype()));
   return take(weight, Vocab, ids);
 }
 NamedArray Embedding::unembed(Arr x) const {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/dtype_hint.h"
 #include "haliax/fmt.h"
 #include "ops/named.h"
 
@@ -97,7 +98,8 @@ NamedArray bincount(Arr x, const Axis& Counts) {
 NamedArray bincount(Arr x, const Axis& Counts, std::optional<Arr> weights) {
   constexpr auto op = "bincount";
   auto [here, n] = Call(op, x);
-  if (!is_integer(n->dtype)) fail(op, "expected integers, got " + text(n->dtype));
+  if (!is_integer(n->dtype))
+    fail(op, "expected integers, got " + text(n->dtype) + integer_hint(n->dtype));
   auto shown = visible(*n);
   if (shown.size() != 1) fail(op, "expected an array with one axis, got " + to_string(shown));
   auto value = weights ? node_of(op, *weights) : prim::integer(1, DType::i32);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/dtype_hint.h"
 #include "haliax/aliases.h"
 #include "haliax/fmt.h"
 #include "haliax/mesh.h"
@@ -238,7 +239,8 @@ NamedArray one_hot(Arr ids, const Axis& Class, DType dtype) {
     ids = Arr(id < 0 ? id + Class.size : id, ids.at());
   }
   auto [here, x] = Call("one_hot", ids);
-  if (!is_integer(x->dtype)) fail("one_hot", "ids: expected integers, got " + text(x->dtype));
+  if (!is_integer(x->dtype))
+    fail("one_hot", "ids: expected integers, got " + text(x->dtype) + integer_hint(x->dtype));
   auto shown = visible(*x);
   check_free("one_hot", Class.name, shown);
   shown.push_back(Class);

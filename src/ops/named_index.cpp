@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/dtype_hint.h"
 #include "haliax/fmt.h"
 #include "ops/attr.h"
 #include "ops/bounds.h"
@@ -26,7 +27,8 @@ std::int64_t position_on(const char* op, const Axis& a, std::int64_t i) {
 void check_integer(const char* op, G ids) {
   if (!is_integer(ids->dtype))
     fail(op, fmt::format("expected an integer index, got {}{}", ids->dtype,
-                         ids->dtype == DType::boolean ? "; use where with a mask" : ""));
+                         ids->dtype == DType::boolean ? "; use where with a mask"
+                                                      : integer_hint(ids->dtype)));
 }
 // Returns the value of a scalar constant, such as a number that was converted to a NamedArray.
 std::optional<std::int64_t> known(const char* op, G n) {

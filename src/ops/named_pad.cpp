@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/dtype_hint.h"
 #include "haliax/fmt.h"
 #include "ops/named.h"
 
@@ -116,7 +117,8 @@ NamedArray repeat(Arr x, const AxisSelector& axis, const NamedArray& counts,
   auto [here, n, a] = CallAlong(op, x, axis);
   auto times = node_of(op, counts);
   auto shown = visible(*times);
-  if (!is_integer(times->dtype)) fail(op, "counts: expected integers, got " + text(times->dtype));
+  if (!is_integer(times->dtype))
+    fail(op, "counts: expected integers, got " + text(times->dtype) + integer_hint(times->dtype));
   if (shown.size() != 1 || shown[0].size != a.size)
     fail(op, fmt::format("counts: expected one axis of size {}, got {}", a.size, to_string(shown)));
   std::int64_t total = 0;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/dtype_hint.h"
 #include "haliax/fmt.h"
 #include "haliax/mesh.h"
 #include "ops/attr.h"
@@ -309,8 +310,9 @@ NamedArray roll(Arr x, Arr shift, const AxisSelector& axis) {
   }
   auto s = node_of(op, shift);
   if (!visible(*s).empty() || !is_integer(s->dtype))
-    fail(op, fmt::format("shift: expected an integer scalar, got {} {}", s->dtype,
-                         to_string(visible(*s))));
+    fail(op,
+         fmt::format("shift: expected an integer scalar, got {} {}{}", s->dtype,
+                     to_string(visible(*s)), is_integer(s->dtype) ? "" : integer_hint(s->dtype)));
   const auto d = prim::position_dtype(a.size),
              in = s->dtype == DType::u64 ? DType::u64 : DType::i64;
   auto by =

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numbers>
 
+#include "base/dtype_hint.h"
 #include "base/scalar.h"
 #include "haliax/fmt.h"
 #include "haliax/mesh.h"
@@ -247,7 +248,8 @@ Key fold_in(const Key& k, Arr data) {
   if (data.is_number())
     return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(integral("random.fold_in", data))))});
   if (!is_integer(data.dtype()))
-    fail("random.fold_in", "data: expected integers, got " + text(data.dtype()));
+    fail("random.fold_in",
+         "data: expected integers, got " + text(data.dtype()) + integer_hint(data.dtype()));
   if (data.has_axis(key_word))
     fail("random.fold_in", "data has the axis key_word, which is reserved");
   return hashed(k, {u32(0), prim::cast(data.node(), DType::u32)});

@@ -1,4 +1,5 @@
 // `debug::print`, `debug::check` and `debug::callback`: effects that run with the Program.
+#include "base/dtype_hint.h"
 #include "haliax/debug.h"
 
 #include <atomic>
@@ -125,7 +126,7 @@ void check(const Arr& given, const Text& text) {
   auto& condition = given.array();
   if (condition.empty()) fail("check", "the NamedArray is empty; assign a value to it first");
   if (condition.dtype() != DType::boolean)
-    fail("check", "condition: expected bool, got {}", condition.dtype());
+    fail("check", "condition: expected bool, got {}{}", condition.dtype(), bool_hint());
   if (context().chunked_calls > 0)
     fail("check", "values are not materialized inside chunked_reduce; check its result");
   auto call = std::make_shared<CheckCall>();

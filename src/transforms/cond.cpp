@@ -1,6 +1,7 @@
 // cond and switch_: one of several sides runs. Each side is the body of a conditional, which is a
 // loop of one iteration with a condition. Gradients, meshes and memory are therefore handled as for
 // loops.
+#include "base/dtype_hint.h"
 #include "graph/fail.h"
 #include "haliax/control.h"
 #include "ops/attr.h"
@@ -128,8 +129,9 @@ static Leaves traced_sides(const NamedArray& given, const Sides& sides) {
     fail(sides.word, "the {} must be a scalar, but has axes {}; use `where` to select elementwise",
          is_flag ? "predicate" : "index", given.axes());
   if (is_flag ? given.dtype() != DType::boolean : !is_integer(given.dtype()))
-    fail(sides.word, "{}: expected {}, got {}", is_flag ? "predicate" : "index",
-         is_flag ? "bool" : "an integer", given.dtype());
+    fail(sides.word, "{}: expected {}, got {}{}", is_flag ? "predicate" : "index",
+         is_flag ? "bool" : "an integer", given.dtype(),
+         is_flag ? bool_hint() : integer_hint(given.dtype()));
   auto& which = given.node();
   // A predicate with an axis that vmap hides is elementwise.
   return which->axes.empty() ? one_run(which, sides) : picked(which, sides);

@@ -198,9 +198,11 @@ TEST_CASE("cond and switch_ refuse unsuitable predicates and branches") {
   raises([&] { return cond(x > 0., up, down)(x); },
          {"[cond] the predicate must be a scalar, but has axes (embed=3)", "where",
           "control_test.cpp"});
-  raises([&] { return cond(sum(x), up, down)(x); }, {"[cond] predicate: expected bool, got f32"});
+  raises([&] { return cond(sum(x), up, down)(x); },
+         {"[cond] predicate: expected bool, got f32; use a comparison, such as x != 0"});
   raises([&] { return switch_(sum(x), up, down)(x); },
-         {"[switch_] index: expected an integer, got f32", "control_test.cpp"});
+         {"[switch_] index: expected an integer, got f32; convert it with astype(DType::i32)",
+          "control_test.cpp"});
   raises([&] { return cond(any(x > 0.), up, [](const NamedArray& v) { return sum(v); })(x); },
          {"[cond] one branch returns f32 (embed=3), another f32 ()"});
   raises([&] { return cond(any(x > 0.), up, [](const NamedArray& v) { return v > 0.; })(x); },
