@@ -155,6 +155,20 @@ class PretrainedExamples(unittest.TestCase):
                 self.assertIn(part, done.stderr)
                 self.assertNotIn("step 1", done.stderr)
 
+    def test_tokens_that_the_model_lacks_raise(self):
+        path = self.folder / "tokenizer.json"
+        spec = json.loads(path.read_text())
+        spec["added_tokens"].append({"id": VOCAB, "content": "<new>", "special": True,
+                                     "single_word": False, "lstrip": False, "rstrip": False,
+                                     "normalized": False})
+        path.write_text(json.dumps(spec))
+        text = self.folder.parent / "text.txt"
+        text.write_text("Arrays have names.<new>\n" * 100)
+        for command in ([GENERATE, self.folder, "--prompt", "a<new>"],
+                        [FINETUNE, self.folder, text, "--length", 32]):
+            done = self.run_program(*command, status=1)
+            self.assertIn(f"token {VOCAB} is not among the {VOCAB} tokens", done.stderr)
+
     def test_folders_that_lack_a_part_raise(self):
         self.run_program(FINETUNE, self.folder, "/nothing", status=1)
         (self.folder / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["T5"]}))

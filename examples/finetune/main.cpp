@@ -48,9 +48,11 @@ std::vector<std::string> modules_of(const Model& model, const std::string& reque
   return names;
 }
 
-finetune::Sequences sequences_of(const Options& o, const Tokenizer& tokenizer) {
+template <class Model>
+finetune::Sequences sequences_of(const Options& o, const Model& model, const Tokenizer& tokenizer) {
   std::vector<std::vector<int>> documents;
   for (auto& text : finetune::documents_of(o.data)) documents.push_back(tokenizer.encode(text));
+  for (auto& ids : documents) models::check_tokens(model, ids);
   return {documents, o.train.length, o.validation, o.seed};
 }
 
@@ -113,7 +115,7 @@ template <class Model> void run(Options o, Model model) {
   auto& t = o.train;
   models::check_length(model, t.length);
   const auto tokenizer = Tokenizer::load(o.folder);
-  const auto data = sequences_of(o, tokenizer);
+  const auto data = sequences_of(o, model, tokenizer);
   t.modules = modules_of(model, o.modules);
   if (t.rank > 0)
     model = nn::with_lora(model, t.modules, t.rank, random::key(std::uint64_t(o.seed)),

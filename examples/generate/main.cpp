@@ -57,6 +57,7 @@ void run(const Options& o, const Model& model, const Tokenizer& tokenizer,
          const std::optional<Mesh>& mesh) {
   auto ids = tokenizer.encode(o.prompt);
   if (ids.empty()) throw Error("[generate] the prompt has no tokens; pass text with --prompt");
+  models::check_tokens(model, ids);
   const auto stops = stops_of(load_config(o.folder));
   // One step: the tokens after the cached ones -> the next token, and the extended cache.
   JitOptions options{.donate = {2}};

@@ -1,6 +1,7 @@
 // Models of folders of Hugging Face, by their architecture.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "examples/models/gpt2.h"
 #include "examples/models/llama.h"
@@ -152,6 +153,15 @@ inline void check_length(const GPT2LMHeadModel& m, std::int64_t length) {
                 std::to_string(m.config.n_positions) + " positions; use fewer tokens");
 }
 template <class Layer> void check_length(const DecoderForCausalLM<Layer>&, std::int64_t) {}
+
+// Raises if the vocabulary of a model lacks a token: its embedding would be NaN.
+template <class Model> void check_tokens(const Model& m, const std::vector<int>& ids) {
+  for (int id : ids)
+    if (id >= m.config.vocab_size)
+      throw Error("[tokenizer] token " + std::to_string(id) + " is not among the " +
+                  std::to_string(m.config.vocab_size) +
+                  " tokens of the model; use the tokenizer of the model");
+}
 
 // Return an empty cache for one sequence of at most `length` tokens.
 inline nn::KVCache cache_of(const GPT2LMHeadModel& m, std::int64_t length, DType dtype) {
