@@ -13,6 +13,76 @@ namespace {
 
 bool of_region(const Loop& l) { return origin_of(l) == LoopOrigin::region; }
 
+// Tiles the regions of a graph, level by level.
+struct RegionTiler {
+  const ChunkTrial& compile_trial;
+  bool ring;
+  std::vector<std::string>* untiled_notes;
+  // Returns the next call to tile in this level: an outermost one, and among these the first.
+  // deeper: only calls that were traced inside of loops in this body. `done`: calls to skip. A
+  // call that is done may still have a boundary outside of this body that the body of a loop
+  // reads. Such a boundary belongs to the enclosing level.
+  std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool deeper,
+                               const std::vector<ChunkKey>& done) const {
+    const Node* first = nullptr;  // boundary of the result
+    auto place = [](const Node& n) {
+      auto call = ChunkKey::of(n.attr);
+      return std::tuple(call.depth, call.scores, call.inside, n.id);
+    };
+    auto consider = [&](const Node& n) {
+      const auto call = ChunkKey::of(n.attr);
+      if (deeper ? call.depth <= depth : call.depth != depth) return;
+      if (std::any_of(done.begin(), done.end(), [&](auto& d) { return d.same_call(call); })) return;
+      if (!first || place(n) < place(*first)) first = &n;
+    };
+    for (auto& n : level) {
+      if (index && !n->varies_with(index)) continue;
+      if (n->op == &prim::kEnter) consider(*n);
+      for (auto& x : n->in)  // values that enter outside of this body
+        for (auto* e = x.get(); e && e->op == &prim::kEnter; e = e->in[0].get()) consider(*e);
+    }
+    return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
+  }
+  // Tiles the calls in the bodies of loops over tiles.
+  Nodes tile_bodies_of_regions(const Nodes& roots, const Node* index, int depth) const {
+    return in_bodies(roots, index, of_region, [&](const Nodes& values, const Node* i) {
+      return tile_level(values, i, depth);
+    });
+  }
+  // Tiles the calls in the bodies of the other loops of this level.
+  Nodes tile_bodies_of_other_loops(const Nodes& roots, const Node* index) const {
+    const auto here = loops_of_level(roots, index);
+    return in_bodies(
+        roots, index, [&](const Loop& l) { return here.count(&l) > 0 && !of_region(l); },
+        [&](const Nodes& values, const Node* i) {
+          return tile_level(values, i, IndexAttr::of(*i).depth + 1);
+        });
+  }
+  Nodes tile_level(Nodes roots, const Node* index, int depth) const {
+    std::vector<ChunkKey> done;
+    for (bool deeper = false;;) {
+      auto level = level_of(roots, index);
+      auto call = next(level, index, depth, deeper, done);
+      if (!call && deeper) return roots;
+      // A call that was traced inside of a loop is outside of it if it is loop-invariant. Such
+      // calls follow after the bodies of the loops.
+      if (!call) {
+        deeper = true;
+        roots = tile_bodies_of_other_loops(roots, index);
+        continue;
+      }
+      done.push_back(*call);
+      auto plan = plan_tiles(*call, roots, level, compile_trial, ring);
+      roots = apply(plan, roots, index);
+      // A loop may read a part of the region of a deeper call. The part stays untiled.
+      if (!plan.refusal.empty() && !call->scores && !deeper) throw Error(plan.refusal);
+      if (auto note = plan.untiled_note(); untiled_notes && !note.empty())
+        untiled_notes->push_back(note);
+      roots = tile_bodies_of_regions(roots, index, depth);
+    }
+  }
+};
+
 }  // namespace
 
 // For example, the gradient of an f32 parameter that is cast to bf16 for a matmul is the sum of a
@@ -52,76 +122,11 @@ Nodes f32_matmuls(const Nodes& roots) {
 
 Nodes tile_regions(const Nodes& roots, const ChunkTrial& compile_trial, int depth, bool ring,
                    std::vector<std::string>* untiled_notes) {
-  struct RegionTiler {
-    const ChunkTrial& compile_trial;
-    bool ring;
-    std::vector<std::string>* untiled_notes;
-    // Returns the next call to tile in this level: an outermost one, and among these the first.
-    // deeper: only calls that were traced inside of loops in this body. `done`: calls to skip. A
-    // call that is done may still have a boundary outside of this body that the body of a loop
-    // reads. Such a boundary belongs to the enclosing level.
-    std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool deeper,
-                                 const std::vector<ChunkKey>& done) const {
-      const Node* first = nullptr;  // boundary of the result
-      auto place = [](const Node& n) {
-        auto call = ChunkKey::of(n.attr);
-        return std::tuple(call.depth, call.scores, call.inside, n.id);
-      };
-      auto consider = [&](const Node& n) {
-        const auto call = ChunkKey::of(n.attr);
-        if (deeper ? call.depth <= depth : call.depth != depth) return;
-        if (std::any_of(done.begin(), done.end(), [&](auto& d) { return d.same_call(call); }))
-          return;
-        if (!first || place(n) < place(*first)) first = &n;
-      };
-      for (auto& n : level) {
-        if (index && !n->varies_with(index)) continue;
-        if (n->op == &prim::kEnter) consider(*n);
-        for (auto& x : n->in)  // values that enter outside of this body
-          for (auto* e = x.get(); e && e->op == &prim::kEnter; e = e->in[0].get()) consider(*e);
-      }
-      return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
-    }
-    Nodes operator()(Nodes roots, const Node* index, int depth) const {
-      auto inside = [&](bool region) {
-        const auto here = region ? std::unordered_set<const Loop*>() : loops_of_level(roots, index);
-        return in_bodies(
-            roots, index,
-            [&](const Loop& l) {
-              return region ? of_region(l) : here.count(&l) > 0 && !of_region(l);
-            },
-            [&](const Nodes& values, const Node* i) {
-              return (*this)(values, i, region ? depth : IndexAttr::of(*i).depth + 1);
-            });
-      };
-      std::vector<ChunkKey> done;
-      for (bool deeper = false;;) {
-        auto level = level_of(roots, index);
-        auto call = next(level, index, depth, deeper, done);
-        if (!call && deeper) return roots;
-        // A call that was traced inside of a loop is outside of it if it is loop-invariant. Such
-        // calls follow after the bodies of the loops.
-        if (!call) {
-          deeper = true;
-          roots = inside(false);
-          continue;
-        }
-        done.push_back(*call);
-        auto plan = plan_tiles(*call, roots, level, compile_trial, ring);
-        roots = apply(plan, roots, index);
-        // A loop may read a part of the region of a deeper call. The part stays untiled.
-        if (!plan.refusal.empty() && !call->scores && !deeper) throw Error(plan.refusal);
-        if (auto note = plan.untiled_note(); untiled_notes && !note.empty())
-          untiled_notes->push_back(note);
-        roots = inside(true);
-      }
-    }
-  };
   auto boundaries = level_of(roots, nullptr);
   if (std::none_of(boundaries.begin(), boundaries.end(),
                    [](auto& n) { return n->op == &prim::kEnter; }))
     return roots;
-  return RegionTiler{compile_trial, ring, untiled_notes}(roots, nullptr, depth);
+  return RegionTiler{compile_trial, ring, untiled_notes}.tile_level(roots, nullptr, depth);
 }
 
 bool shares_queries(const Nodes& roots) {

@@ -152,13 +152,10 @@ bool Region::infer_scan(const NodePtr& n) {
 bool Region::is_read_in_full(const NodePtr& x, const Node& reader) const {
   return (leaves(*x) || facts_of(*x).bridge) && !facts_of(reader).bridge && !enters(reader);
 }
-// Determines whether n is in the region, and the name of the tiled axis in n. Returns true if this
-// changed the role of n.
-bool Region::infer_role(const NodePtr& n) {
-  if (!refusal_.empty() || contains(n) || in_body_along_axis(*n)) return false;
-  if (infer_scan(n)) return member(*n).role.inside = true;
+// Returns the names of the tiled axis in the values that n reads. Sets `partial` if one of them is
+// a partial sum.
+Names Region::names_read_by(const NodePtr& n, bool& partial) const {
   Names names;
-  bool partial = false;
   auto from = [&](const NodePtr& x) {
     if (!x) return;
     auto& its = facts_of(*x).role;
@@ -174,7 +171,7 @@ bool Region::infer_role(const NodePtr& n) {
     names = {axis_.name};
   else if (n->op == &prim::kCarry) {
     auto of = owner_.find(n.get());
-    if (of == owner_.end()) return false;  // carry of an enclosing loop
+    if (of == owner_.end()) return {};  // carry of an enclosing loop
     auto& r = loop_of(*of->second.first).results[of->second.second];
     for (auto& v : r.value) from(v);
     from(r.start);
@@ -183,15 +180,25 @@ bool Region::infer_role(const NodePtr& n) {
     if (names.empty() && contains(of->second.first)) names = {name_in(*of->second.first)};
     std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
     partial = false;
-  } else if (n->op == &kResult && contains(n->in[0]) && is_along_axis(*n->in[0])) {
-    auto& role = member(*n).role;
-    if (result_of(*n).fold == Fold::stack) role.axis = loop_of(*n).axis.name;
-    return role.inside = true;
   } else if (is_loop_result(*n)) {
     from(result_of(*n).value[0]);
   } else {
     for (auto& x : inputs_on_tile(n)) from(x);
   }
+  return names;
+}
+// Determines whether n is in the region, and the name of the tiled axis in n. Returns true if this
+// changed the role of n.
+bool Region::infer_role(const NodePtr& n) {
+  if (!refusal_.empty() || contains(n) || in_body_along_axis(*n)) return false;
+  if (infer_scan(n)) return member(*n).role.inside = true;
+  if (n->op == &kResult && contains(n->in[0]) && is_along_axis(*n->in[0])) {
+    auto& role = member(*n).role;
+    if (result_of(*n).fold == Fold::stack) role.axis = loop_of(*n).axis.name;
+    return role.inside = true;
+  }
+  bool partial = false;
+  auto names = names_read_by(n, partial);
   if (names.empty() && !partial) return false;
   bool at_index = is_dynamic_slice(*n) && loop_indices_.count(n->in[1].get());
   if (at_index && Names{SliceAttr::of(*n).axis} == names && SliceAttr::of(*n).drop) {
@@ -495,10 +502,12 @@ void Region::assign_passes() {
 }
 
 // Selects the nodes that later passes read from a stacked result instead of rematerializing them:
+//
 // - nodes that carry a state from tile to tile (carries_state);
-// - unless the call saves nothing (ChunkKeep): reductions, contractions and other nodes that need
-// work, if they have at most 1/8
-//   of the bytes of the largest intermediate, such as the logsumexp of each row.
+// - small results of expensive nodes (reductions, contractions, steps), such as the logsumexp of
+//   each row: at most 1/8 of the bytes of the largest intermediate. None if the call saves nothing
+//   (ChunkKeep).
+//
 // A reader in the body of a loop counts as well. Other nodes are rematerialized, and the same rule
 // applies to their operands.
 void Region::save_for_later_passes() {

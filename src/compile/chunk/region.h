@@ -51,8 +51,7 @@ class Region {
   // inside. Returns the roots unchanged for ChunkForm::recompute.
   Nodes without_barriers() const;
   // Returns the roots with loops over tiles of `size` positions in place of the region. The loops
-  // report `form` and `why`. Requires a region without a refusal, and
-  // roots without such barriers.
+  // report `form` and `why`. Requires a region without a refusal, and roots without such barriers.
   Nodes tile(std::int64_t size, const std::string& form, const std::string& why);
   // Returns the loop indices, one per body: [full tiles, remainder].
   const Nodes& index() const { return index_; }
@@ -117,6 +116,7 @@ class Region {
   void refuse(const Node&, const std::string& why);  // the first refusal counts
   // ---- region.cpp: membership, and the pass of each node ----
   void find_bridges();
+  Names names_read_by(const NodePtr&, bool& partial) const;
   bool infer_role(const NodePtr&);
   void exclude_cheap_reductions();
   bool in_body(const Node&) const;  // in the body of a loop of the level

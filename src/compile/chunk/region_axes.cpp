@@ -25,19 +25,19 @@ std::optional<Region> RegionAxes::along(const ChunkKey& axis) const {
   return region.refusal().empty() ? std::optional(std::move(region)) : std::nullopt;
 }
 
-std::optional<ChunkKey> RegionAxes::longest() const {
+std::optional<ChunkKey> RegionAxes::longest_untiled_axis() const {
   for (auto& n : level_)
     if (n->op == &kLoop && regions_.contain(n)) return {};
-  const Node* widest = this->widest();
+  const Node* largest = widest();
+  if (!largest) return {};
   const Axis* longest = nullptr;
-  if (widest)
-    for (auto& a : widest->axes) {
-      bool is_requested = std::any_of(regions_.keys.begin(), regions_.keys.end(),
-                                      [&](auto& k) { return k.axis == a.name; });
-      if (!is_requested && (!longest || a.size > longest->size)) longest = &a;
-    }
+  for (auto& a : largest->axes) {
+    bool is_tiled = std::any_of(regions_.keys.begin(), regions_.keys.end(),
+                                [&](auto& k) { return k.axis == a.name; });
+    if (!is_tiled && (!longest || a.size > longest->size)) longest = &a;
+  }
   if (!longest) return {};
-  return key(*longest, blocks_of(longest->name, widest->origin.mapping.get()));
+  return key(*longest, blocks_of(longest->name, largest->origin.mapping.get()));
 }
 
 Axes RegionAxes::key_axes() const {

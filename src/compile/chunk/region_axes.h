@@ -11,9 +11,10 @@ class RegionAxes {
   // Returns the region along this axis, if the regions are tiled along it as well. None: they
   // cannot be tiled along the axis.
   std::optional<Region> along(const ChunkKey& axis) const;
-  // Returns the longest axis, other than the tiled axes, of the largest value of the regions. None
-  // if the regions contain a loop.
-  std::optional<ChunkKey> longest() const;
+  // Returns the longest axis of the largest value of the regions, other than the tiled axes of the
+  // call. For example, given logits (tokens, vocab) in chunks of tokens, returns vocab. None if the
+  // regions contain a loop.
+  std::optional<ChunkKey> longest_untiled_axis() const;
   // Returns the longest axis of the keys of scores that is divisible by `blocks`. None if there is
   // none, or if the regions cannot be tiled along it.
   std::optional<ChunkKey> longest_keys(int blocks) const;

@@ -158,6 +158,17 @@ const char* rows_form(const ChunkKey& call, bool backward) {
                                                         : "sweep";
 }
 
+// Searches for the plan of a call. Rows are positions of `outer_axes_`, such as tokens. Columns are
+// positions of `inner_axes_`, such as a vocabulary. `best` returns the first of these plans that
+// applies:
+//
+// 1. the refusal of a region;
+// 2. the chunk sizes that the call requests;
+// 3. no tiles, if that fits the budget, except for scores with a budget of their own;
+// 4. for scores: no tiles, if that fits the raised budget (`raise_budget`), otherwise iterations in
+//    parallel slots;
+// 5. the faster one of tiles of rows, and tiles of rows and columns;
+// 6. the smallest tiles, which may be refused.
 class TileSearch {
  public:
   TileSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level,
@@ -190,11 +201,12 @@ class TileSearch {
     if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
     if (call_.scores) {
       auto parallel = search_parallel_slots(untiled.machine);
-      // The untiled region then exceeds any budget that `raise_budget` may set.
-      const bool exceeds =
+      // Skips `raise_budget`, which compiles the smallest plan. If that plan has at most the bytes
+      // of `parallel`, the raised budget is too small for the untiled region.
+      const bool never_untiled =
           has_budget ||
           (parallel && untiled.bytes > parallel->bytes + ChunkOptions::default_memory);
-      if (parallel && exceeds) return with_reason(*parallel, {});
+      if (parallel && never_untiled) return with_reason(*parallel, {});
       raise_budget();
       if (!smallest_->plan.refusal.empty()) return smallest_->plan;
       if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
@@ -205,8 +217,8 @@ class TileSearch {
     if (!inner_axes_.empty()) tiles = search_rows_and_columns();
     if (!rows && !tiles) rows = smallest();
     // Each device stores a part of a row. A tile would move the part between devices.
-    bool shared = added_axis_ && added_axis_->blocks > 1;
-    bool use_rows = rows && (!tiles || shared || rows->cost <= tiles->cost);
+    bool splits_rows = added_axis_ && added_axis_->blocks > 1;
+    bool use_rows = rows && (!tiles || splits_rows || rows->cost <= tiles->cost);
     return use_rows ? with_reason(*rows, tiles) : with_reason(*tiles, rows);
   }
 
@@ -276,7 +288,7 @@ class TileSearch {
     auto min_passes = *std::min_element(passes.begin(), passes.end());
     for (std::size_t i = 0; i < passes.size(); ++i)
       (passes[i] == min_passes ? outer_axes_ : inner_axes_).push_back(regions_.keys[i]);
-    if (may_add_axis) added_axis_ = axes_->longest();
+    if (may_add_axis) added_axis_ = axes_->longest_untiled_axis();
     if (!added_axis_) return;
     auto region = axes_->along(*added_axis_);
     if (!region)
@@ -447,8 +459,9 @@ class TileSearch {
   Regions regions_;
   Origin origin_;
   IsolatedSubgraph isolated_;
-  std::optional<RegionAxes> axes_;                  // none: the call requests its tile sizes
-  std::optional<ChunkKey> added_axis_, ring_keys_;  // ring_keys_: rotate around a ring
+  std::optional<RegionAxes> axes_;      // none: the call requests its tile sizes
+  std::optional<ChunkKey> added_axis_;  // an axis that the call did not request
+  std::optional<ChunkKey> ring_keys_;   // an axis that rotates around a ring
   std::vector<ChunkKey> outer_axes_, inner_axes_;
   bool backward_ = false;
   std::int64_t budget_ = 0;

@@ -133,7 +133,7 @@ Nodes round_after_loop(const Nodes& roots, const Node* index, const Nodes& keys)
   }
   return to.empty() ? roots : substitute(roots, to, index);
 }
-Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::size_t from,
+Nodes tile_scores(const TilePlan& plan, const Nodes& roots, const Node* index, std::size_t from,
                   std::string& refusal);
 // Tiles the axes of the plan from number `from` on. If a region cannot be tiled, sets `refusal`,
 // and the result is unused.
@@ -167,36 +167,58 @@ Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std
 //   the one that carries fewer bytes. In the gradient this usually is the loop over keys, since the
 //   gradient has two sums for each key and one for each query.
 // - If even the smaller sums exceed kMaxCarriedSums, no sum is carried. A loop over queries
-// computes
-//   the results with queries, and a loop over keys computes the other results. Both compute the
-//   scores.
-Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::size_t from,
-                  std::string& refusal) {
-  auto by_queries = plan, by_keys = plan;
-  by_queries.defers_normalization = by_keys.defers_normalization = false;
-  std::swap(by_keys.sizes[from], by_keys.sizes[from + 1]);
-  by_keys.keys = from;
-  auto region = [&](const TilePlan& p, const Nodes& values) {
-    Region out(p.sizes[from].first.attr(), values, level_of(values, index), index);
-    if (refusal.empty()) refusal = out.refusal();
+//   computes the results with queries, and a loop over keys computes the other results. Both
+//   compute the scores.
+class ScoreTiles {
+ public:
+  // from: the number of the axis of queries in the plan; keys follow it.
+  ScoreTiles(const TilePlan& plan, const Node* index, std::size_t from, std::string& refusal)
+      : by_queries_(plan), by_keys_(plan), index_(index), from_(from), refusal_(refusal) {
+    by_queries_.defers_normalization = by_keys_.defers_normalization = false;
+    std::swap(by_keys_.sizes[from], by_keys_.sizes[from + 1]);
+    by_keys_.keys = from;
+  }
+  Nodes of(Nodes roots) {
+    if (region(by_queries_, roots).wide_accumulator_bytes() == 0) return tile(by_queries_, roots);
+    if (auto rows = region(by_keys_, roots).values_between_passes(); !rows.empty())
+      roots = with_rows_computed(roots, std::move(rows));
+    auto queries = region(by_queries_, roots);
+    // bytes carried if the outermost loop is over queries, and if it is over keys
+    const auto key_sums = queries.wide_accumulator_bytes(),
+               query_sums = region(by_keys_, roots).wide_accumulator_bytes();
+    if (std::min(key_sums, query_sums) <= kMaxCarriedSums)
+      return tile(query_sums < key_sums ? by_keys_ : by_queries_, roots);
+    auto out = tile(by_queries_, roots);
+    const auto rest = tile(by_keys_, roots);
+    for (std::size_t k = 0; k < roots.size(); ++k)
+      if (!queries.contains(roots[k]) || !queries.is_tiled(roots[k])) out[k] = rest[k];
     return out;
-  };
-  auto tile = [&](const TilePlan& p, const Nodes& values) {
-    return tile_from(p, values, index, from, refusal);
-  };
-  if (region(by_queries, roots).wide_accumulator_bytes() == 0) return tile(by_queries, roots);
-  if (auto rows = region(by_keys, roots).values_between_passes(); !rows.empty()) {
+  }
+
+ private:
+  Region region(const TilePlan& p, const Nodes& values) {
+    Region out(p.sizes[from_].first.attr(), values, level_of(values, index_), index_);
+    if (refusal_.empty()) refusal_ = out.refusal();
+    return out;
+  }
+  Nodes tile(const TilePlan& p, const Nodes& values) {
+    return tile_from(p, values, index_, from_, refusal_);
+  }
+  // Computes `rows`, the values that belong to queries alone, in loops of their own. Returns the
+  // roots as functions of these values. For example, given the weights w = exp(s - m) / l, the max
+  // m and the sum l of each row become inputs of the loops that compute the sums over w.
+  Nodes with_rows_computed(const Nodes& roots, Nodes rows) {
     // boundaries along keys, and along queries
-    const auto &keys = by_keys.sizes[from].first, &own = by_queries.sizes[from].first;
-    const int min_passes = region(by_keys, rows).passes();
+    const auto &keys = by_keys_.sizes[from_].first, &own = by_queries_.sizes[from_].first;
+    const int min_passes = region(by_keys_, rows).passes();
     // adds results that need no further pass, such as the matmul of weights and values
     for (auto& r : roots) {
       auto with = rows;
       with.push_back(r);
-      if (!has(r->axes, keys.axis) && region(by_keys, with).passes() == min_passes)
+      if (!has(r->axes, keys.axis) && region(by_keys_, with).passes() == min_passes)
         rows = std::move(with);
     }
-    auto created = without_boundaries(tile(by_queries, rows), plan.call, index);
+    auto created = without_boundaries(tile(by_queries_, rows), by_queries_.call, index_);
     // The rows enter the region of queries again, so that nodes that are computed from rows alone,
     // such as a matmul with values, are tiled along queries as well.
     Rewrite to, entered;
@@ -205,21 +227,20 @@ Nodes tile_scores(const TilePlan& plan, Nodes roots, const Node* index, std::siz
       if (has(created[k]->axes, own.axis))
         entered[rows[k].get()] = prim::enter(prim::leave(created[k], own.attr()), own.attr());
     }
-    auto rest = substitute(roots, entered, index);
+    auto rest = substitute(roots, entered, index_);
     for (std::size_t k = 0; k < roots.size(); ++k)
       if (auto r = to.find(roots[k].get()); r != to.end()) rest[k] = r->second;
-    roots = std::move(rest);
+    return rest;
   }
-  auto queries = region(by_queries, roots);
-  const auto for_keys = queries.wide_accumulator_bytes(),
-             for_queries = region(by_keys, roots).wide_accumulator_bytes();
-  if (std::min(for_keys, for_queries) <= kMaxCarriedSums)
-    return tile(for_queries < for_keys ? by_keys : by_queries, roots);
-  auto out = tile(by_queries, roots);
-  const auto rest = tile(by_keys, roots);
-  for (std::size_t k = 0; k < roots.size(); ++k)
-    if (!queries.contains(roots[k]) || !queries.is_tiled(roots[k])) out[k] = rest[k];
-  return out;
+
+  TilePlan by_queries_, by_keys_;
+  const Node* index_;
+  std::size_t from_;
+  std::string& refusal_;
+};
+Nodes tile_scores(const TilePlan& plan, const Nodes& roots, const Node* index, std::size_t from,
+                  std::string& refusal) {
+  return ScoreTiles(plan, index, from, refusal).of(roots);
 }
 }  // namespace
 

@@ -34,17 +34,18 @@ NodePtr Region::tile_of(const NodePtr& x, Name a, std::size_t b) {
   return tiles[b];
 }
 
-// Returns true for a lookup whose ids are computed from positions alone, such as a bias by
-// distance.
+// Returns true for a step, such as a lookup, whose operands with this axis are all computed from
+// positions alone and read position by position. For example, take(bias, "distance", q - k): the
+// table lacks the axes of q and k, and the ids are positions.
 bool Region::is_lookup_by_position(const Node& n, Name a) const {
   if (n.op->kind != Kind::step || indexes_along(n, a)) return false;
-  bool by_position = false;
+  bool reads_axis = false;
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || !has(n.in[k]->axes, a)) continue;
-    by_position = is_generated(n.in[k]) && along(n, k, a).way == Along::Way::map;
-    if (!by_position) return false;
+    if (!is_generated(n.in[k]) || along(n, k, a).way != Along::Way::map) return false;
+    reads_axis = true;
   }
-  return by_position;
+  return reads_axis;
 }
 bool Region::is_expanded(const NodePtr& x, Name a) const {
   std::unordered_set<const Node*> seen;
