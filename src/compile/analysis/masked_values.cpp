@@ -285,7 +285,8 @@ class ReadsWhereFalse {
     if (auto* operand = value_.selected(*n)) return reads_[n.get()] = of(*operand);
     auto out = MaskedReads::nothing;
     for (std::size_t k = 0; k < n->in.size(); ++k) out = std::max(out, by_operand(*n, k));
-    // The value where the mask is false does not depend on the node.
+    // The value where the mask is false is known. The op still reads an element there, which is 0
+    // if its block is skipped.
     if (out == MaskedReads::all && value_.of(n)) out = MaskedReads::zero;
     return reads_[n.get()] = out;
   }

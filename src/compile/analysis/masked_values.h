@@ -16,10 +16,12 @@ NodePtr value_where_false(const NodePtr& x, const Node* mask, Name axis, Nodes& 
 NodePtr value_if_never_true(const NodePtr& x, const Node* mask, Name axis, const Node* index,
                             Nodes& if_zero);
 
-// How x, which is computed elementwise from s, reads s where the mask is false.
+// How x, which is computed elementwise from s, reads s where the mask is false. An op that is not
+// elementwise is a reader of its own, which the caller examines. In increasing order: an op reads
+// as much as the operand that reads most.
 enum class MaskedReads : std::uint8_t {
   nothing,  // not at all
-  zero,     // multiplied by 0
+  zero,     // s may be 0: it is multiplied by 0, or x is known, such as exp(s - 1e9)
   all,      // x depends on s
 };
 MaskedReads reads_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis,

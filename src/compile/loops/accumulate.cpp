@@ -9,33 +9,35 @@ namespace {
 
 bool is_sum(const LoopResult& r) { return r.fold == Fold::fold && r.monoid == Monoid::sum; }
 
-// Returns n = r + other as a result of the loop that computes r; null if this is not possible.
+// Returns n = r + other as one result of the loop that sums r; null if this is not possible. There
+// are two cases, both without a temporary array:
+//
+// - `other` does not depend on the loop: sum(x_i) + a starts the sum from a.
+// - `other` is another sum of the same loop: sum(x_i) + sum(y_i) becomes sum(x_i + y_i).
 NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other,
                      std::unordered_map<const Node*, int>& users, Rewrite& to) {
   if (!is_loop_result(*r) || users[r.get()] > 1 || r->axes != n.axes || other->axes != n.axes)
     return nullptr;
-  if (prim::is_number(other)) return nullptr;
+  if (prim::is_number(other)) return nullptr;  // a scalar needs no array
   Loop l = loop_of(*r);
-  auto& mine = l.results[result_number(*r)];
-  if (!is_sum(mine) || mine.start) return nullptr;
+  auto& sum = l.results[result_number(*r)];
+  if (!is_sum(sum) || sum.start) return nullptr;
   if (!depends_on(other, r->in[0])) {
-    mine.start = other;
+    sum.start = other;
   } else {
-    if (other->op != &kResult || other->in != r->in || other == r || users[other.get()] != 1)
-      return nullptr;
-    auto& second = l.results[result_number(*other)];
-    if (!is_sum(second)) return nullptr;
+    const bool same_loop = other->op == &kResult && other->in == r->in;
+    if (!same_loop || other == r || users[other.get()] != 1) return nullptr;
+    auto& other_sum = l.results[result_number(*other)];
+    if (!is_sum(other_sum)) return nullptr;
     for (std::size_t b = 0; b < l.index.size(); ++b)
-      mine.value[b] = prim::add(mine.value[b], second.value[b]);
-    mine.start = second.start;
+      sum.value[b] = prim::add(sum.value[b], other_sum.value[b]);
+    sum.start = other_sum.start;
   }
   return loop_result(replace_loop(r->in[0], std::move(l), to), result_number(*r));
 }
 
 }  // namespace
 
-// Handles two cases without a temporary array. sum + array: the sum starts from the array, if the
-// array does not depend on the loop. sum + sum of the same loop: one sum.
 Nodes accumulate_sums(Nodes roots) {
   for (;;) {
     auto live = all_nodes(roots);

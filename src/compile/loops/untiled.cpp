@@ -1,5 +1,7 @@
 // Removes inner tiles (rows, heads or examples) from the value of an iteration, as if the iteration
-// computed all of them at once. Masks of the entire iteration can then be found in the value.
+// computed all of them at once. Masks of the entire iteration can then be found in the value. For
+// example, the value of an iteration over keys that stacks tiles of 64 of 1,024 queries,
+// mask(q0 + iota(64), k), becomes mask(iota(1024), k).
 #include <algorithm>
 
 #include "compile/loops/loops.h"

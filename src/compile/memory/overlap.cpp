@@ -297,14 +297,16 @@ class Overlap {
     s.fused.code = {follows, end, exists, store_index, store_flag};
     return s;
   }
-  // Returns the step with the index of this loop replaced: f(view, the term with the index).
-  template <class F> static Step at_iteration(Step s, int loop, F f) {
+  // Returns the step with each offset term of this loop variable replaced by replace(view, term).
+  // For example, weights[i] has the term {loop, stride 64}. The gather before the loop adds 64 *
+  // (first iteration) to the offset, and the prefetch reads the next iteration from a slot.
+  template <class F> static Step at_iteration(Step s, int loop, F replace) {
     each_view(s, [&](View& v, bool) {
       auto terms = std::move(v.terms);
       v.terms.clear();
       for (auto& t : terms) {
         if (t.slot < 0 && t.loop == loop)
-          f(v, t);
+          replace(v, t);
         else
           v.terms.push_back(t);
       }
