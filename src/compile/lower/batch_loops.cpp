@@ -72,6 +72,8 @@ class BatchLoops {
   // and other readers of these values.
   void join(int matmul, const Axes& batch_axes) {
     const auto count = std::size_t(level_.size());
+    // after: nodes that depend on the matmul. created: those that an iteration can compute. chain:
+    // those between the matmul and a contraction that reduces them.
     Marks after(count), created(count), chain(count);
     after[std::size_t(matmul)] = created[std::size_t(matmul)] = true;
     level_.forward([&](NodeGroup t) {

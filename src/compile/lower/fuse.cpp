@@ -251,7 +251,9 @@ void find_joined(const ScopeNodes& nodes, Scope& scope) {
   }
 }
 
-// Divides the nodes into units.
+// Divides the nodes into units. For example, a = exp(x), s = sum(a) and y = a / s become one
+// kernel, whose outer axes are those of s: s joins the kernel of a (kernel_for), and so does y,
+// since it reads both without a rename.
 struct Builder {
   ScopeNodes nodes;
   bool fuse;
@@ -263,10 +265,13 @@ struct Builder {
     NodePtr node;
     bool unrenamed;
   };
+  // Collects the anchored nodes that the computation of n reads, and in `after` the nodes that must
+  // be computed first: starts of slices, and operands that barriers wait for.
   void reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
-    // viewed: read from memory, at other positions
+    // How a path from n reaches a node. viewed: read from memory, at other positions. Such a path
+    // stays `viewed` after a rename.
     enum How { unrenamed = 1, renamed = 2, viewed = 4 };
-    std::unordered_map<const Node*, int> seen;
+    std::unordered_map<const Node*, int> seen;  // the kinds of paths that were followed
     std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
       auto& s = seen[x.get()];
       if ((s & how) || (how == renamed && (s & viewed))) return;
@@ -436,25 +441,7 @@ struct Builder {
       scope.units[std::size_t(into)].outer = outer;
       scope.units[std::size_t(into)].inner = inner;
     }
-
-    if (fuses) {
-      // `first`: the units that n depends on. `viewed`: the units whose values n reads at other
-      // positions.
-      std::unordered_set<int> first, viewed;
-      for (auto& r : read) {
-        auto o = unit_of(r.node.get());
-        first.insert(o);
-        if (!r.unrenamed || !nodes.anchored.count(r.node.get())) viewed.insert(o);
-      }
-      for (auto& a : after)
-        for (int o : units_below(a)) {
-          first.insert(o);
-          viewed.insert(o);
-        }
-
-      for (auto& r : read)
-        if (auto o = unit_of(r.node.get()); !viewed.count(o)) merge(o, into, first);
-    }
+    if (fuses) merge_operands(read, after, into);
     auto& u = scope.units[std::size_t(into)];
     u.nodes.push_back(n);
     u.order = std::max(u.order, std::int64_t(n->id));
@@ -462,6 +449,30 @@ struct Builder {
     if (n->op->kind == Kind::reduce)
       for (auto& r : read)
         if (r.unrenamed) rows_of[r.node.get()].push_back(into);
+    depend_on_operands(n, read, after, into);
+  }
+  // Merges the kernels that a node of unit `into` reads into that unit, where possible.
+  void merge_operands(const std::vector<Read>& read, const Nodes& after, int into) {
+    // `first`: the units that the node depends on. `viewed`: the units whose values it reads at
+    // other positions.
+    std::unordered_set<int> first, viewed;
+    for (auto& r : read) {
+      auto o = unit_of(r.node.get());
+      first.insert(o);
+      if (!r.unrenamed || !nodes.anchored.count(r.node.get())) viewed.insert(o);
+    }
+    for (auto& a : after)
+      for (int o : units_below(a)) {
+        first.insert(o);
+        viewed.insert(o);
+      }
+    for (auto& r : read)
+      if (auto o = unit_of(r.node.get()); !viewed.count(o)) merge(o, into, first);
+  }
+  // Makes unit `into`, which computes n, run after all units that n reads, and after the previous
+  // collective if n is one.
+  void depend_on_operands(const NodePtr& n, const std::vector<Read>& read, const Nodes& after,
+                          int into) {
     for (auto& r : read) {
       int o = unit_of(r.node.get());
       if (o < 0 || o == into) continue;
@@ -474,7 +485,7 @@ struct Builder {
       if (last_collective >= 0) depend(into, last_collective);
       last_collective = into;
     }
-    if (u.type == Unit::Type::single)
+    if (scope.units[std::size_t(into)].type == Unit::Type::single)
       for (auto& x : n->in)
         if (x)
           for (int o : units_below(x)) depend(into, o);

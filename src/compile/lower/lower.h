@@ -30,8 +30,9 @@ Nodes softmax_matmuls(const Nodes& roots);
 // Rewrites contractions of row with row as elementwise products that are summed.
 Nodes row_dots(const Nodes& roots);
 struct BatchLimits {
-  double max_parallel_slot_bytes =
-      0;  // bytes; one iteration's matmul result has about half of it, and at most twice
+  // Bytes of a parallel slot. The matmul result of an iteration has about half of it, and at most
+  // twice.
+  double max_parallel_slot_bytes = 0;
   // least number of iterations; with fewer, threads would be idle
   std::int64_t min_iterations = 12;
   // Least number of multiplications in one iteration's matmul. Smaller matmuls are faster in one

@@ -91,10 +91,10 @@ Place Lowering::place_of(const NodePtr& n) {
   return p;
 }
 Place Lowering::copied(const NodePtr& n, const Place& to) {
-  auto* was = std::exchange(now_, n.get());
+  auto* was = std::exchange(current_node_, n.get());
   auto before = std::exchange(result_, to);
   n->op->lower(*n, *this);
-  now_ = was;
+  current_node_ = was;
   return std::exchange(result_, before);
 }
 bool Lowering::in_memory(const NodePtr& n) const {
@@ -143,10 +143,11 @@ void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
           .copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)}});
 }
 void Lowering::push(Step s) {
-  if (now_) {
-    s.op = prim::user_name(*now_);
-    auto origin = now_->origin;
-    if (auto known = modules_.find(now_); known != modules_.end()) origin.module = known->second;
+  if (current_node_) {
+    s.op = prim::user_name(*current_node_);
+    auto origin = current_node_->origin;
+    if (auto known = modules_.find(current_node_); known != modules_.end())
+      origin.module = known->second;
     s.where = where_of(origin);
   }
 
@@ -194,14 +195,14 @@ void Lowering::scope(const std::vector<Target>& targets) {
   scope_ = outer;
 }
 void Lowering::unit(const Unit& u) {
-  auto* was = std::exchange(now_, u.nodes.back().get());
+  auto* was = std::exchange(current_node_, u.nodes.back().get());
   if (u.type == Unit::Type::kernel)
     kernel(u);
   else if (u.type == Unit::Type::copy)
     copy_into(u);
   else
     single(u.nodes[0]);
-  now_ = was;
+  current_node_ = was;
 }
 void Lowering::single(const NodePtr& n) {
   if (n->op == &kLoop) return loop(n);

@@ -35,7 +35,7 @@ class Lowering final : public Emit {
   Place place_of(const NodePtr&);  // raises if the value is not stored in memory
 
   // ---- Emit ----
-  Place operand(std::size_t k) override { return place_of(now_->in[k]); }
+  Place operand(std::size_t k) override { return place_of(current_node_->in[k]); }
   Place result() override { return result_; }
   void zero(const Place&, const Axes&) override;
   void fill(const Place&, const Axes&, const NodePtr& number) override;
@@ -55,10 +55,11 @@ class Lowering final : public Emit {
   template <class F> void conditional(const Place& flag, const F& emit) {
     push_with_body({.kind = program::Kind::conditional, .conditional = {view(flag, {}, {})}}, emit);
   }
+  // A value or a part of it, with its place.
   struct Placed {
     Place place;
     Axes axes;
-  };  // a value or a part of it, with its place
+  };
   // Returns `size` positions of an axis. The first one is `start`, and moves by `size` positions
   // per iteration of the loop with this variable (-1: no loop).
   static Placed block_of(Placed, Name axis, std::int64_t size, std::int64_t start,
@@ -75,7 +76,8 @@ class Lowering final : public Emit {
   // memory.
   Place target_place(const NodePtr&);
   // Returns the place of a value inside the concatenation or reordered result that alone reads it,
-  // so that the value is written directly to its final location.
+  // so that the value is written directly to its final location. For example, given y = concat(x,
+  // z), x is computed in the first rows of y.
   Place joined_place(const NodePtr&, const Scope::Joined&);
   // Returns the target that the value is added to, if the value has one target and no other place.
   // Null otherwise.
@@ -116,7 +118,7 @@ class Lowering final : public Emit {
   std::unordered_map<const Node*, int> variables_;
   Nodes retained_;  // results of loops and collectives; their addresses are keys of `places_`
   Scope* scope_ = nullptr;
-  const Node* now_ = nullptr;  // the node that is lowered, for reports
+  const Node* current_node_ = nullptr;  // the node that is lowered, for reports
   Place result_;
   bool accumulating_ = false;
 };

@@ -236,8 +236,9 @@ class BlockSkipping {
   // Returns the contraction that skips these blocks along `a`. Null: there are no cheap flags, or
   // an axis is unsuitable.
   NodePtr with_flags(const Node& n, const Axis& a, const SkippedBlocks& skipped) const {
-    const bool inside = !in_iteration_ || skips_in_kernel(n, a);
-    std::vector<analysis::AxisBlocks> blocks{{a, inside ? kernel_block(n) : block_size(n, a.size)}};
+    const bool in_kernel = !in_iteration_ || skips_in_kernel(n, a);
+    std::vector<analysis::AxisBlocks> blocks{
+        {a, in_kernel ? kernel_block(n) : block_size(n, a.size)}};
     if (!in_iteration_ && !is_side(n, a)) return nullptr;
     if (!in_iteration_ && !is_vectors(n)) {
       auto queries = queries_of(n, a, skipped);
@@ -254,10 +255,10 @@ class BlockSkipping {
     }
     if (!created) return nullptr;
     OriginScope here(n.origin);
-    bool sums = !inside && !find(n, a.name);
+    bool sums = !in_kernel && !find(n, a.name);
     // A sum over blocks accumulates in f32, and is rounded once at the end.
     auto dtype = sums && is_float(n.dtype) && bytes_of(n.dtype) < 4 ? DType::f32 : n.dtype;
-    MaskedMatmulAttr attr{.zero = skipped.zero, .in_kernel = inside};
+    MaskedMatmulAttr attr{.zero = skipped.zero, .in_kernel = in_kernel};
     Axes flags;
     for (auto& b : blocks) {
       attr.sides.push_back({b.axis.name, b.block});
