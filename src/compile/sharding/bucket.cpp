@@ -2,9 +2,9 @@
 // Afterwards, the versions of a bucket are adjacent in their body, after all versions that any of
 // them reads.
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "compile/sharding/passes.h"
 
@@ -50,9 +50,16 @@ struct Bucketing {
     int number = 0;
     double bytes = 0;
   };
-  // Key: kind, devices, dtype, monoid, collectives that follow, and true for a small sum that does
-  // not wait for large ones.
-  std::map<std::tuple<int, std::string, int, int, int, bool>, OpenBucket> sums = {};
+  struct SumKey {
+    ReshardStep::Kind kind;
+    std::string devices;
+    DType dtype;
+    Monoid monoid;
+    int calls_after;
+    bool is_separate;  // a small sum that does not wait for large ones
+    auto operator<=>(const SumKey&) const = default;
+  };
+  std::map<SumKey, OpenBucket> sums = {};
   std::map<std::string, OpenBucket> gathers = {};  // by devices; bytes of the small ones
 
   void run() {
@@ -118,13 +125,17 @@ struct Bucketing {
   void merge_sum(int k) {
     auto& v = plan.version(k);
     auto& from = plan.version(v.in[0]).at;
-    int monoid = 0;
+    auto monoid = Monoid::sum;
     for (auto& [m, how] : from.partial)
-      if (v.step().over.has(m)) monoid = int(how);
+      if (v.step().over.has(m)) monoid = how;
     auto bytes = graph.bytes(v.node, from);
     bool separate = overlap && bytes <= kNegligibleBytes;
-    auto& open = sums[{int(v.step().kind), devices_of(v), int(graph.ptr(v.node)->dtype), monoid,
-                       calls_after[k], separate}];
+    auto& open = sums[{.kind = v.step().kind,
+                       .devices = devices_of(v),
+                       .dtype = graph.ptr(v.node)->dtype,
+                       .monoid = monoid,
+                       .calls_after = calls_after[k],
+                       .is_separate = separate}];
     if (open.bytes == 0 || open.bytes + bytes > kBucket) open = {++buckets, 0};
     v.bucket = open.number;
     open.bytes += bytes;

@@ -213,7 +213,8 @@ class LocalValues {
 // An unrolled ring loop. Step t of device d processes the block of device d - t. Each device starts
 // with its own block, and at each step every block is sent to a different device. A block is
 // received directly from its owner, when the step before the last one is done. At most one block
-// more than the current one is therefore in memory.
+// more than the current one is therefore in memory. From the second step on, a step may be skipped
+// if it changes no result: `changes_of` derives the flag by a dry run of the body on placeholders.
 class RingLoop {
  public:
   RingLoop(LocalValues& values, const Version& v)

@@ -24,6 +24,7 @@ AxisLayout layout_of(const AxisLayout& in_parts, const CopyBox& p, const Axis& a
   return p.axis && p.axis == a.name && !in_parts.parts.empty() ? in_parts
                                                                : AxisLayout{{a}, {mesh_axes}};
 }
+// Returns true if the axis is split into parts in the source or in the result.
 bool in_parts(const CopyBox& p, const Axis& a) {
   return p.axis && p.axis == a.name &&
          !(p.source_layout.parts.empty() && p.result_layout.parts.empty());
@@ -33,18 +34,21 @@ struct BlockPosition {
   // positions from there.
   std::int64_t block, at, left;
 };
+// Returns where a position is stored. For example, given parts (2, 6) with the second one sharded
+// over 2 devices, device 0 holds positions 0-2 and 6-8: position 7 is at offset 4 of block 0, and 2
+// contiguous positions are left.
 BlockPosition position_of(const AxisLayout& l, std::int64_t i, const Mesh& mesh) {
   BlockPosition p{0, 0, 0};
-  std::int64_t blocks = 1, row = 1;
+  std::int64_t blocks = 1, inner_positions = 1;
   for (auto k = l.parts.size(); k-- > 0;) {
     std::int64_t size = l.parts[k].size, count = ranks(mesh, l.mesh_axes[k]),
                  step = std::max<std::int64_t>(1, (size + count - 1) / count);
-    auto at = i % size, block = at / step, here = std::min(step, size - block * step);
+    auto at = i % size, block = at / step, block_size = std::min(step, size - block * step);
     p.block += block * blocks;
-    p.at += (at - block * step) * row;
-    if (k + 1 == l.parts.size()) p.left = here - (at - block * step);
+    p.at += (at - block * step) * inner_positions;
+    if (k + 1 == l.parts.size()) p.left = block_size - (at - block * step);
     blocks *= count;
-    row *= here;
+    inner_positions *= block_size;
     i /= size;
   }
   return p;
@@ -82,6 +86,8 @@ std::vector<BlockRun> runs_between(const AxisLayout& source, const AxisLayout& t
     }
   return out;
 }
+// Returns the runs of the positions of the target that a device holds, each in one block of the
+// source.
 std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const CopyBox& p,
                               const MeshAxes& from, const MeshAxes& to, const Mesh& mesh,
                               int device) {
@@ -153,7 +159,7 @@ PositionCount count_positions(const Axis& source, const Axis& target, const Copy
   return {end - begin,
           std::max<std::int64_t>(0, std::min(end, p.to + last) - std::max(begin, p.to + first))};
 }
-// Returns the boxes that a device receives. `giver`: if set, only boxes from this device.
+// Returns the boxes that a device receives. `sender`: if set, only boxes from this device.
 std::vector<ReceivedBox> received_boxes(const std::vector<CopyBox>& boxes, const Axes& axes,
                                         const Sharding& at, const Mesh& mesh, int device,
                                         int sender = -1) {

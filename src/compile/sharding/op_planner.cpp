@@ -119,7 +119,8 @@ bool OpPlanner::leave_to_readers(int n) {
 OpPlanner::Pending OpPlanner::partial_operands(int n, Sharding& work) {
   auto& me = node(n);
   Pending partial_of;
-  auto decide = [&] {
+  // Returns false if it changed `work`, on which earlier decisions depend.
+  auto decide_all = [&] {
     partial_of.assign(me.in.size(), {});
     for (std::size_t k = 0; k < me.in.size(); ++k) {
       int operand = graph_.at(n).in[k];
@@ -144,7 +145,7 @@ OpPlanner::Pending OpPlanner::partial_operands(int n, Sharding& work) {
     }
     return true;
   };
-  while (!decide()) {}
+  while (!decide_all()) {}
   return partial_of;
 }
 void OpPlanner::compute_op(int n) {

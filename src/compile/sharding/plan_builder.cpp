@@ -30,10 +30,10 @@ void PlanBuilder::add_alternative(int n, OpChoice choice) {
   if (state_.finds_alternatives) draft_.alternatives.push_back({n, choice});
 }
 void PlanBuilder::add_stack_alternative(int loop, std::size_t result, const Sharding& at) {
-  next_.stacks[{loop, result}] = at;
+  mutable_state_.stacks[{loop, result}] = at;
 }
 void PlanBuilder::add_constraint(int n, Sharding at) {
-  next_.constraints.try_emplace(n, std::move(at));
+  mutable_state_.constraints.try_emplace(n, std::move(at));
 }
 
 int PlanBuilder::add_loop(int n) {
@@ -44,8 +44,8 @@ int PlanBuilder::open_body(int loop, const OpenBody& open, double iterations) {
   const int parent = body_of(open.loop), body = int(plan().bodies.size());
   draft_.plan.bodies.push_back(
       {parent, loop, open.number, plan().body(parent).iterations * iterations, {}});
-  next_.open_bodies.push_back(open);
-  next_.open_bodies.back().body = body;
+  mutable_state_.open_bodies.push_back(open);
+  mutable_state_.open_bodies.back().body = body;
   return body;
 }
 void PlanBuilder::close_body() {
@@ -56,7 +56,7 @@ void PlanBuilder::close_body() {
         varies_in(node(int(x)), loop_of(node(open.loop)), open.number))
       planning = {};
   }
-  next_.open_bodies.pop_back();
+  mutable_state_.open_bodies.pop_back();
 }
 void PlanBuilder::restore(Draft before) {
   draft_ = std::move(before);

@@ -6,7 +6,7 @@ namespace haliax::partitioning {
 
 class PlanBuilder : public PlanView {
  public:
-  explicit PlanBuilder(PlanState& s) : PlanView(s), draft_(s.draft), next_(s) {}
+  explicit PlanBuilder(PlanState& s) : PlanView(s), draft_(s.draft), mutable_state_(s) {}
 
   // Adds a version to the innermost body that its node varies in. Returns its index.
   int add(Version);
@@ -38,13 +38,13 @@ class PlanBuilder : public PlanView {
   // Sets the cause of new versions during a scope.
   struct CauseScope {
     int &cause, outer;
-    CauseScope(PlanBuilder& b, int n) : cause(b.next_.cause), outer(cause) { cause = n; }
+    CauseScope(PlanBuilder& b, int n) : cause(b.mutable_state_.cause), outer(cause) { cause = n; }
     ~CauseScope() { cause = outer; }
   };
 
  private:
   Draft& draft_;
-  PlanState& next_;
+  PlanState& mutable_state_;
 };
 
 }  // namespace haliax::partitioning

@@ -164,11 +164,12 @@ struct Gathered {
   std::vector<int> versions;
   std::vector<int> readers;  // versions that read them: in this body, or in one loop
   int body = -1;             // the innermost body that contains all readers
-  // The two reads with the longest interval between them. -1: all reads are at one place.
-  int last = -1, first = -1;
+  // The longest interval without a read: the places of the reads before and after it. -1: all reads
+  // are at one place.
+  int idle_from = -1, idle_to = -1;
   double bytes = 0;
   bool is_in_loop = false;
-  bool is_idle() const { return last >= 0; }
+  bool is_idle() const { return idle_from >= 0; }
 };
 
 struct Regather {
@@ -214,9 +215,9 @@ struct Regather {
     std::set<int> places;
     for (int k : g.readers) places.insert(place(k, g.body));
     for (auto at = places.begin(), next = std::next(at); next != places.end(); at = next++)
-      if (*next - *at > g.first - g.last) {
-        g.last = *at;
-        g.first = *next;
+      if (*next - *at > g.idle_to - g.idle_from) {
+        g.idle_from = *at;
+        g.idle_to = *next;
       }
   }
   // Groups the readers of a weight that is gathered in r: readers in this body, and readers in each
@@ -363,10 +364,11 @@ struct Regather {
       find_places(g);
       if (g.body == r && g.is_idle()) idle.push_back(std::move(g));
     }
-    std::stable_sort(idle.begin(), idle.end(),
-                     [](auto& x, auto& y) { return x.first - x.last < y.first - y.last; });
+    std::stable_sort(idle.begin(), idle.end(), [](auto& x, auto& y) {
+      return x.idle_to - x.idle_from < y.idle_to - y.idle_from;
+    });
     for (auto& g : idle) {
-      auto from = resident.begin() + g.last, to = resident.begin() + g.first;
+      auto from = resident.begin() + g.idle_from, to = resident.begin() + g.idle_to;
       if (*std::max_element(from, to) + g.bytes > limit)
         repeated.push_back(std::move(g));
       else
@@ -377,7 +379,7 @@ struct Regather {
     for (auto& g : repeated) {
       std::set<int> by;
       for (int k : g.readers)
-        if (place(k, r) >= g.first) by.insert(k);
+        if (place(k, r) >= g.idle_to) by.insert(k);
       repeat(g, by, r);
     }
   }

@@ -53,7 +53,7 @@ struct OrderCheck : PlanCheck {
     return body == outer;
   }
   // Checks that all operands are computed earlier, in this body or in an enclosing one.
-  void reads(const Version& v) const {
+  void check_operands(const Version& v) const {
     for (int k : v.in) {
       if (k < 0) continue;
       must(plan.version(k).live, v, "an operand is never computed");
@@ -66,7 +66,7 @@ struct OrderCheck : PlanCheck {
   // monoid, and that they are adjacent. The collective runs at the first of them, so a version in
   // between could depend on the first one and be an operand of the next one. before: bucket of the
   // version before.
-  void joined(const Version& v, int before) {
+  void check_bucket(const Version& v, int before) {
     if (v.bucket < 0) return;
     auto [known, is_new] = calls.try_emplace(v.bucket, &v);
     must(is_new || v.bucket == before, v,
@@ -77,10 +77,10 @@ struct OrderCheck : PlanCheck {
     auto& first = *known->second;
     bool same = v.kind.index() == first.kind.index() && v.step().kind == first.step().kind &&
                 v.step().over == first.step().over && v.body == first.body;
-    must(same && ended(v) == ended(first), v,
+    must(same && reduced_monoids(v) == reduced_monoids(first), v,
          "it is merged into one collective with a different collective");
   }
-  std::set<Monoid> ended(const Version& v) const {  // monoids of the sums that complete
+  std::set<Monoid> reduced_monoids(const Version& v) const {  // monoids of the sums that complete
     std::set<Monoid> out;
     if (v.sums())
       for (auto& [m, how] : plan.version(v.in[0]).at.partial)
@@ -94,8 +94,8 @@ struct OrderCheck : PlanCheck {
       auto& v = plan.version(k);
       must(!done[std::size_t(k)], v, "it is computed twice");
       if (v.live) {
-        reads(v);
-        joined(v, bucket);
+        check_operands(v);
+        check_bucket(v, bucket);
         bucket = v.bucket;
         for (int inner : plan.bodies_of(v)) body(inner);
       }
@@ -116,7 +116,7 @@ struct OrderCheck : PlanCheck {
 struct ShardingCheck : PlanCheck {
   // Checks that the value has the sharded axes, and that each mesh axis is used once: for sharding,
   // for a partial sum, or for sharing iterations of an enclosing loop.
-  void legal(const Version& v) const {
+  void check_axes(const Version& v) const {
     std::set<int> used;
     auto use = [&](int x) {
       must(x >= 0 && x < int(graph.mesh.axes().size()), v, "the mesh has no axis with index {}", x);
@@ -146,7 +146,7 @@ struct ShardingCheck : PlanCheck {
   // Returns the sharding of the iteration space of an op. It follows from the result, and from the
   // operands along axes that the result lacks; `created` receives the partial sums over these axes.
   // All operands must agree, and axes that the op requires in full must be unsharded.
-  Sharding points(const Version& v, Sharding& created) const {
+  Sharding implied_work(const Version& v, Sharding& created) const {
     using Way = Along::Way;
     auto& n = node(v);
     Sharding work;
@@ -184,7 +184,7 @@ struct ShardingCheck : PlanCheck {
     return work;
   }
   // Checks that the blocks of the flat axis are blocks of its parts.
-  void regroups(const Version& v) const {
+  void check_regroup(const Version& v) const {
     auto& n = node(v);
     auto r = RegroupAttr::of(n);
     bool flattens = rules::flattens(n);
@@ -199,11 +199,11 @@ struct ShardingCheck : PlanCheck {
   // Checks that the result is partial over the axes that are reduced and over the partial operands.
   // A partial sum commutes with a multiplication if one operand is partial, and with additions and
   // moves if all operands are.
-  void computed(const Version& v) const {
+  void check_op(const Version& v) const {
     auto& n = node(v);
     Sharding created;
-    const auto work = points(v, created);
-    if (rules::regroups(n)) regroups(v);
+    const auto work = implied_work(v, created);
+    if (rules::regroups(n)) check_regroup(v);
     const bool writes = rules::writes_into(n);
     auto pending = [&](std::size_t k) -> auto& { return plan.version(v.in[k]).at.partial; };
     auto counts = [&](std::size_t k) {
@@ -233,7 +233,7 @@ struct ShardingCheck : PlanCheck {
   }
   // Checks that moved positions come from operands with the recorded sharding and fill the result
   // in order. The sharding along all other axes must not change.
-  void moved(const Version& v) const {
+  void check_move(const Version& v) const {
     std::int64_t done = 0;
     for (auto& p : v.boxes()) {
       auto& x = plan.version(v.in[std::size_t(p.array)]).at;
@@ -261,7 +261,7 @@ struct ShardingCheck : PlanCheck {
   }
   // Checks a reshard step: a sum that completes was partial, an axis that is gathered was sharded,
   // and the sharding of all other axes does not change.
-  void reshard_step(const Version& v) const {
+  void check_reshard(const Version& v) const {
     using Kind = ReshardStep::Kind;
     auto& from = plan.version(v.in[0]).at;
     auto& h = v.step();
@@ -293,7 +293,7 @@ struct ShardingCheck : PlanCheck {
   }
   // Checks a ring move: a received block was sharded along the mesh axis of the ring, and a value
   // that is sent back was a partial sum over it.
-  void ring_loop(const Version& v) const {
+  void check_ring(const Version& v) const {
     auto& from = plan.version(v.in[0]).at;
     auto& over = plan.loop(plan.body(v.body).loop).ring_axes;
     auto expected = v.at;
@@ -306,7 +306,7 @@ struct ShardingCheck : PlanCheck {
          "the ring result is {}, but its operand is {}", v.at, from);
   }
   // Checks the shardings of the results.
-  void results(const std::vector<Sharding>& requested) const {
+  void check_results(const std::vector<Sharding>& requested) const {
     for (std::size_t k = 0; k < std::min(requested.size(), plan.roots.size()); ++k) {
       auto& v = plan.version(plan.roots[k]);
       auto should = requested[k].on(node(v).axes);
@@ -320,11 +320,11 @@ struct ShardingCheck : PlanCheck {
   void run() const {
     for (auto& v : plan.versions) {
       if (!v.live) continue;
-      if (!v.is<RunLoop>()) legal(v);
-      if (v.is<Compute>()) computed(v);
-      if (v.is<Reshard>()) reshard_step(v);
-      if (v.in_ring_loop()) ring_loop(v);
-      if (v.moves()) moved(v);
+      if (!v.is<RunLoop>()) check_axes(v);
+      if (v.is<Compute>()) check_op(v);
+      if (v.is<Reshard>()) check_reshard(v);
+      if (v.in_ring_loop()) check_ring(v);
+      if (v.moves()) check_move(v);
       bool freely = !v.is<Generate>() || (graph.at(v.node).generated && v.at.partial.empty());
       must(freely, v, "it is not computed from scalars and positions alone");
     }
@@ -338,7 +338,7 @@ struct LoopCheck : PlanCheck {
   // Checks communication inside loops. Along the mesh axis of a ring loop, only blocks of the ring
   // may be communicated. Inside an iteration that a flag may skip, devices that run different
   // iterations must not communicate.
-  void loop_communication(const Version& v) const {
+  void check_communication(const Version& v) const {
     if (!v.communicates()) return;
     const auto over = v.moves() ? exchange_over(v.boxes(), node(v).axes, v.at) : v.step().over;
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent)) {
@@ -358,7 +358,7 @@ struct LoopCheck : PlanCheck {
   }
   // Checks that a carry is only added to if devices share the iterations, since each device holds a
   // part of the sum.
-  void parts_add_up(const Version& v, int carry, int value) const {
+  void check_parts_add_up(const Version& v, int carry, int value) const {
     for (int at = carry; at != value;) {
       auto& by = readers[std::size_t(at)];
       at = by.size() == 1 ? by[0] : -1;
@@ -380,7 +380,7 @@ struct LoopCheck : PlanCheck {
                "a loop body returns or carries a result with another sharding");
       auto& r = of.results[k];
       for (std::size_t b = 0; b < l.carry[k].size() && !l.shared_by.empty(); ++b)
-        parts_add_up(v, l.carry[k][b], l.value[k][b]);
+        check_parts_add_up(v, l.carry[k][b], l.value[k][b]);
       auto at = l.inside[k];
       bool stacks = r.fold == Fold::stack && !r.carry;
       must(!stacks || at.mesh_axes(of.axis.name).empty(), v,
@@ -399,7 +399,7 @@ struct LoopCheck : PlanCheck {
     for (auto& v : plan.versions) {
       if (!v.live) continue;
       if (v.is<RunLoop>()) loop(v);
-      loop_communication(v);
+      check_communication(v);
       if (v.is<ResultOfLoop>())
         must(v.at == plan.loop(v.loop()).at[v.as<ResultOfLoop>().result], v,
              "its loop result has another sharding");
@@ -471,7 +471,7 @@ struct DeviceCheck : PlanCheck {
     }
     return out;
   }
-  void moved(const Version& v, Name axis) const {
+  void check_move(const Version& v, Name axis) const {
     auto& mine = created_for(v);
     PositionRuns is, should;
     positions_below({mine.get(), 0, find(*mine, axis)->size, 1}, axis, is);
@@ -506,7 +506,7 @@ struct DeviceCheck : PlanCheck {
     return out;
   }
   // Checks a regroup without communication: it retains the positions of its block.
-  void regrouped(const Version& v) const {
+  void check_regroup(const Version& v) const {
     auto& p = v.boxes()[0];
     auto* n = created_for(v).get();
     auto* had = operand(v, 0).get();
@@ -548,7 +548,7 @@ struct DeviceCheck : PlanCheck {
   }
   // Checks that an op has the operands, axes and attributes of the plan. Skips ops that select from
   // blocks and slices of iterations, which have offsets of their own.
-  void computed(const Version& v, const NodePtr& mine) const {
+  void check_op(const Version& v, const NodePtr& mine) const {
     auto& n = node(v);
     if (!v.is<Compute>() || n.op->on_block || v.as<Compute>().local_iterations) return;
     Nodes in;
@@ -564,7 +564,7 @@ struct DeviceCheck : PlanCheck {
     must(equal, v, "it is not {} of its operands", n.op->name);
   }
   // Checks that a collective has the operand, the mesh axes and the monoid of the plan.
-  void called(const Version& v, const NodePtr& mine) const {
+  void check_collective(const Version& v, const NodePtr& mine) const {
     if (!v.is<Reshard>() || !v.communicates()) return;
     bool call = mine->op == &kResult && mine->in[0]->op == &kCollective;
     must(call, v, "it is in no collective");
@@ -587,7 +587,7 @@ struct DeviceCheck : PlanCheck {
   }
   // Checks that the first device along each new partial mesh axis holds the value, and that all
   // others hold the identity.
-  void pended(const Version& v, const NodePtr& mine) const {
+  void check_make_partial(const Version& v, const NodePtr& mine) const {
     if (!v.is<Reshard>() || v.step().kind != ReshardStep::Kind::make_partial) return;
     auto& x = operand(v, 0);
     bool first = true;
@@ -606,15 +606,15 @@ struct DeviceCheck : PlanCheck {
       must(same_set(created[k]->axes, axes), v, "it is {}, but its block is {}", created[k]->axes,
            axes);
       must(created[k]->dtype == node(v).dtype, v, "it is {}", name_of(created[k]->dtype));
-      computed(v, created[k]);
-      called(v, created[k]);
-      pended(v, created[k]);
+      check_op(v, created[k]);
+      check_collective(v, created[k]);
+      check_make_partial(v, created[k]);
       if (v.is<Reshard>() && v.step().kind == ReshardStep::Kind::slice)
         for (auto& a : axes)
           if (v.at.mesh_axes(a.name) != plan.version(v.in[0]).at.mesh_axes(a.name) && a.size > 0)
-            moved(v, a.name);
-      if (v.is<Shift>() && axis_size(axes) > 0) moved(v, v.step().axis);
-      if (v.is<Regroup>() && !v.communicates() && axis_size(axes) > 0) regrouped(v);
+            check_move(v, a.name);
+      if (v.is<Shift>() && axis_size(axes) > 0) check_move(v, v.step().axis);
+      if (v.is<Regroup>() && !v.communicates() && axis_size(axes) > 0) check_regroup(v);
     }
   }
 };
