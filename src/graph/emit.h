@@ -27,7 +27,8 @@ class Emit {
   virtual void copy(const Place& from, const Place& to, const Axes&) = 0;
   virtual void push(program::Step) = 0;
   // Returns the term that a scalar start adds to an offset: start * stride, with the start clamped
-  // to [0, limit]. The start is a loop index or a scalar in memory.
+  // to [0, limit]. The start is a loop index or a scalar in memory. A constant start yields a term
+  // without loop and slot, whose `stride` is the offset.
   virtual program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) = 0;
 
   // Returns a view of a place over `dims`. Axes match by name; a dim that the place lacks has

@@ -109,11 +109,12 @@ NamedArray glu(Arr x, const AxisSelector& axis) {
 }
 
 Activation activation(std::string_view name, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, /*layer=*/true);
   struct Named {
     const char* name;
     Activation function;
   };
+  // The names of Hugging Face: "gelu" is the exact function.
   static const Named known[] = {{"relu", relu},
                                 {"relu6", relu6},
                                 {"relu_squared", relu_squared},

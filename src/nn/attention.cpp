@@ -35,12 +35,15 @@ NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, co
   return broadcast_to(q, axes) >= (k.axes().size() > 1 ? broadcast_to(k, axes) : k);
 }
 
+// Returns the slopes of ALiBi (Press et al. 2022), one per head. For example, 8 heads with bias_max
+// 8 have the slopes 1/2, 1/4, ..., 1/256. 6 heads have those of 4 heads, then every second one
+// of 8.
 std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
   auto power_of_two = std::int64_t(std::bit_floor(std::uint64_t(heads)));
   std::vector<double> slopes;
   for (std::int64_t i = 1; i <= power_of_two; ++i)
     slopes.push_back(std::exp2(-bias_max * double(i) / double(power_of_two)));
-  // Every second slope of the next power of two.
+  // every second slope of the next power of two
   for (std::int64_t i = 1; std::int64_t(slopes.size()) < heads; i += 2)
     slopes.push_back(std::exp2(-bias_max * double(i) / double(2 * power_of_two)));
   return slopes;

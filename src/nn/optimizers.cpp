@@ -180,8 +180,8 @@ Updated rms(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, const R
 
 namespace {
 
-// The largest axis (row statistics lack it) and the second largest; equal sizes: the later axis is
-// the larger one, as in a stable sort.
+// The largest axis, which `v_row` lacks, and the second largest, which `v_col` lacks. If sizes
+// are equal, the later axis is the larger one, as in a stable sort.
 struct FactoredAxes {
   Axis second, largest;
 };

@@ -14,7 +14,7 @@ extern const Op kEffect;
 // Appends an effect after the effects that the context already has.
 void add_effect(Nodes values, std::shared_ptr<const program::HostCall>);
 // Runs the effects that are ready: outside of jit, if they depend on no argument and on no loop
-// index. made: results of the same loop, which are evaluated together with its effects; reading
+// index. created: results of the same loop, which are evaluated together with its effects; reading
 // them later would run the loop again. Must not be called while these results are traced, since
 // nodes keep their inputs then.
 void run_ready_effects(const std::vector<NamedArray>& created = {});

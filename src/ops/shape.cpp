@@ -23,14 +23,18 @@ Place fit_view(const Node& n, const Place& in, Emit&) {
   return p;
 }
 
+// Returns the place of a slice of an array at `p`. dynamic: a start that is added to c.start,
+// clamped so that the slice is inside of the array; null: none. For example, positions 2 and 4 of
+// an axis with stride 3 have an offset of 6 elements and a stride of 6.
 Place place_of_slice(const SliceAttr& c, const Axes& full, Place p, G dynamic, Emit& e) {
   auto d = position(full, c.axis);
   auto stride = p.strides[d];
   p.offset += c.start * stride;
   if (dynamic) {
-    auto t = e.term(dynamic, stride, full[d].size - c.start - ((c.size - 1) * c.step + 1));
+    const auto span = (c.size - 1) * c.step + 1;  // positions from the first to the last one
+    auto t = e.term(dynamic, stride, full[d].size - c.start - span);
     if (t.loop < 0 && t.slot < 0)
-      p.offset += t.stride;
+      p.offset += t.stride;  // a constant start
     else
       p.terms.push_back(t);
   }

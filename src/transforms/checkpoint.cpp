@@ -43,15 +43,19 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   sort_by_age(out);
   return out;
 }
-// Returns the values with one of these checkpoint names that are computed from the inputs.
+// Returns the operands of `checkpoint_name` with one of these names, which the backward pass reads
+// instead of recomputing them. The traversal stops at inputs, which are saved in any case. For
+// example, given y = checkpoint_name(dot(x, w), "y"), returns dot(x, w).
 Nodes named_values(const Nodes& roots, const Nodes& inputs, const Names& names) {
   Nodes out;
   if (names.empty()) return out;
   auto is_input = [&](const NodePtr& n) { return has_node(inputs, n); };
   traverse(roots, [&](const NodePtr& n, Nodes& todo) {
     auto name = prim::checkpoint_name_of(*n);
-    if (name && has(names, *name) && !has_node(out, n->in[0]) && !is_input(n->in[0]))
-      out.push_back(n->in[0]);
+    if (name && has(names, *name)) {
+      auto& value = n->in[0];
+      if (!has_node(out, value) && !is_input(value)) out.push_back(value);
+    }
     if (!is_input(n)) append(todo, n->in);
   });
   sort_by_age(out);

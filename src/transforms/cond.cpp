@@ -20,7 +20,8 @@ struct TracedSide {
 };
 
 // Makes the nodes that a side reads from outside depend on the iteration. Nodes that only the side
-// needs are then computed inside of it, or not at all.
+// needs are then computed inside of it, or not at all. newest: the id of the last node that is
+// older than the sides.
 Nodes inside_iteration(const Nodes& roots, const NodePtr& index, std::uint64_t newest) {
   Rewrite to;
   traverse(roots, [&](const NodePtr& n, Nodes& todo) {
@@ -64,7 +65,7 @@ NodePtr is_side(const NodePtr& which, std::size_t k, std::size_t count) {
 }
 
 // Runs all sides and selects their results elementwise.
-Leaves picked(const NodePtr& which, const Sides& sides) {
+Leaves select_elementwise(const NodePtr& which, const Sides& sides) {
   std::vector<TracedSide> traced;
   for (std::size_t s = 0; s < sides.count; ++s) traced.push_back({sides.each[s]({}), nullptr});
   check_sides(sides, traced);
@@ -76,8 +77,11 @@ Leaves picked(const NodePtr& which, const Sides& sides) {
   return out;
 }
 
-// Creates a conditional per side, which starts from the results of the previous one.
-Leaves one_run(const NodePtr& which, const Sides& sides) {
+// Runs one side. Creates a conditional per side, which replaces the results so far if its flag is
+// true. Exactly one flag is true. For example, cond(p, f, g) becomes
+//
+//   r0 = 0;  r1 = p ? f() : r0;  r2 = !p ? g() : r1
+Leaves conditional_per_side(const NodePtr& which, const Sides& sides) {
   auto& c = context();
   const auto index = prim::conditional_index(c.loop_depth);
   const auto newest = prim::input({}, DType::f32)->id;  // nodes of the sides are newer
@@ -91,7 +95,7 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
   }
   --c.loop_depth;
   check_sides(sides, traced);
-  Axes hidden;
+  Axes hidden;  // axes that vmap hides in a side: the results of all sides have them
   for (auto& t : traced)
     for (auto& n : nodes_of(t.values)) hidden = joined(hidden, common(n->axes, c.hidden));
   auto out = mapped(traced[0].values, [&](const NodePtr& n) {
@@ -112,7 +116,7 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
     effects.add_to(l);
     auto loop = make_loop(std::move(l));
     LoopEffects::after(loop);
-    k = 1;
+    k = 1;  // result 0 is the condition
     out = mapped(out, [&](const NodePtr&) { return loop_result(loop, k++); });
   }
   return out;
@@ -134,7 +138,8 @@ static Leaves traced_sides(const NamedArray& given, const Sides& sides) {
          is_flag ? bool_hint() : integer_hint(given.dtype()));
   auto& which = given.node();
   // A predicate with an axis that vmap hides is elementwise.
-  return which->axes.empty() ? one_run(which, sides) : picked(which, sides);
+  return which->axes.empty() ? conditional_per_side(which, sides)
+                             : select_elementwise(which, sides);
 }
 Leaves chosen(const NamedArray& given, const Sides& sides) {
   CallSite here(sides.at);
