@@ -68,8 +68,8 @@ class Meeting {
       if (left_[std::size_t(d)]) fail_all("another device finished without this collective");
     if (!why_.empty()) fail_here();
     at_[std::size_t(device)] = &g;
-    if (is_last(g)) return go_on(g, hold);
-    refuse_circles();
+    if (is_last(g)) return end_round(g, hold);
+    raise_if_deadlocked();
     auto mine = g.round;
     g.round_done.wait(hold, [&] { return g.round != mine || !why_.empty(); });
     if (g.round == mine) fail_here();
@@ -78,7 +78,7 @@ class Meeting {
   // Every device that has arrived must call it.
   void wait(Group& g) {
     std::unique_lock hold(lock_);
-    if (is_last(g)) return go_on(g, hold);
+    if (is_last(g)) return end_round(g, hold);
     auto mine = g.round;
     g.round_done.wait(hold, [&] { return g.round != mine; });
   }
@@ -96,7 +96,7 @@ class Meeting {
   }
 
  private:
-  // Counts an arrival. Returns true for the last one, which must call go_on.
+  // Counts an arrival. Returns true for the last one, which must call end_round.
   bool is_last(Group& g) {
     if (++g.waiting < g.devices.size()) return false;
     g.waiting = 0;
@@ -104,13 +104,13 @@ class Meeting {
     for (int d : g.devices) at_[std::size_t(d)] = nullptr;
     return true;
   }
-  void go_on(Group& g, std::unique_lock<std::mutex>& hold) {
+  void end_round(Group& g, std::unique_lock<std::mutex>& hold) {
     hold.unlock();  // before the notification, since the woken threads need it
     g.round_done.notify_all();
   }
   // Raises if every device waits, or has finished, and some device waits for one that waits in
   // another group. Such devices would wait forever.
-  void refuse_circles() {
+  void raise_if_deadlocked() {
     for (std::size_t d = 0; d < at_.size(); ++d)
       if (!at_[d] && !left_[d]) return;
     for (std::size_t d = 0; d < at_.size(); ++d)
@@ -141,8 +141,8 @@ class ThreadCommunicator final : public program::Communicator {
     meeting_.given[std::size_t(device_)] = {&c, given.data(), out};
     group_ = group_of(mesh_, c.over, device_);
     mine_ = std::size_t(std::find(group_.begin(), group_.end(), device_) - group_.begin());
-    meets_ = &meeting_.group(group_);
-    meeting_.arrive(*meets_, device_);
+    current_group_ = &meeting_.group(group_);
+    meeting_.arrive(*current_group_, device_);
     refuse_others(c);
     const bool stretches = in_stretches();
     switch (c.kind) {
@@ -161,7 +161,7 @@ class ThreadCommunicator final : public program::Communicator {
     }
     if (stretches) {
       wait();
-      if (c.kind == CollectiveKind::all_reduce) take_stretches(c, out);
+      if (c.kind == CollectiveKind::all_reduce) gather_stretches(c, out);
     }
     wait();
   }
@@ -171,7 +171,7 @@ class ThreadCommunicator final : public program::Communicator {
 
  private:
   using Arrival = Meeting::Arrival;
-  void wait() { meeting_.wait(*meets_); }
+  void wait() { meeting_.wait(*current_group_); }
   void refuse_others(const Collective& c) {
     auto differs = std::find_if(group_.begin(), group_.end(), [&](int d) {
       auto& other = *call_of(d).how;
@@ -230,7 +230,7 @@ class ThreadCommunicator final : public program::Communicator {
       reduce_parts(c.monoid, parts, own_part(in_order(out[k], c.out[k], k)));
     }
   }
-  void take_stretches(const Collective& c, void* const* out) const {
+  void gather_stretches(const Collective& c, void* const* out) const {
     for (std::size_t k = 0; k < c.out.size(); ++k)
       for (std::size_t g = 0; g < group_.size(); ++g) {
         auto& from = call_of(group_[g]);
@@ -271,9 +271,9 @@ class ThreadCommunicator final : public program::Communicator {
   Meeting& meeting_;
   const Mesh& mesh_;
   int device_;
-  std::vector<int> group_;           // devices of the collective, in rank order
-  std::size_t mine_ = 0;             // index of this device in group_
-  Meeting::Group* meets_ = nullptr;  // barrier of the group
+  std::vector<int> group_;                   // devices of the collective, in rank order
+  std::size_t mine_ = 0;                     // index of this device in group_
+  Meeting::Group* current_group_ = nullptr;  // barrier of the group
 };
 
 std::atomic<int> threads_started{0};

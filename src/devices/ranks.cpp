@@ -177,10 +177,13 @@ Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), call_lock_(
   p.compare_call(p.calls_);
 }
 
-// The fields of a tag, from low to high: receiving device, sending device, call, key.
+constexpr int kDeviceBits = 5;  // bits of a device in a tag
+
+// The fields of a tag, from low to high: receiving device, sending device, call (modulo kinds_),
+// key. A message of another call or with another key therefore shows in its tag (check_suspects).
 int Peers::tag(int from, int to, std::uint64_t key) const {
-  auto about = int(key % std::uint64_t((carrier_.tags() >> 10) / kinds_));
-  return ((about * kinds_ + call_) << 5 | from) << 5 | to;
+  auto key_part = int(key % std::uint64_t((carrier_.tags() >> (2 * kDeviceBits)) / kinds_));
+  return ((key_part * kinds_ + call_) << kDeviceBits | from) << kDeviceBits | to;
 }
 Peers::Transfer Peers::send(int device, Endpoint to, std::uint64_t key, const void* data,
                             std::int64_t bytes) {
@@ -213,7 +216,7 @@ void Peers::wait(std::vector<Transfer>& all) {
 }
 // Raises if the sender of a missing message runs another call or has ended.
 void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point since) {
-  constexpr int of_ends = 1 << 10;
+  constexpr int of_ends = 1 << (2 * kDeviceBits);  // values of both devices of a tag
   for (auto& p : all) {
     if (!p.receives) continue;
     auto here = carrier_.probe(Channel::data, p.other.rank, -1);

@@ -21,9 +21,8 @@ struct ArrayToSave {
 Manifest write_blocks(const std::string& folder, const std::string& name, std::int64_t step,
                       const std::vector<ArrayToSave>&);
 
-// Reads a checkpoint. Raises CorruptCheckpoint if the files differ from those that were
-// written. Thread
-// safe.
+// Reads a checkpoint. Raises CorruptCheckpoint if the files differ from those that were written.
+// Thread-safe.
 class CheckpointReader {
  public:
   CheckpointReader(std::string folder, std::int64_t step);

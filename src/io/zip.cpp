@@ -186,16 +186,16 @@ Frame frame_of(const std::vector<Stored>& entries) {
     auto bytes = std::as_bytes(std::span(text));
     to.insert(to.end(), bytes.begin(), bytes.end());
   };
-  // version, UTF-8 names, stored, 1980-01-01, sum, sizes
+  // The fields that the headers of an entry share.
   auto common = [&](std::vector<std::byte>& to, std::uint32_t crc) {
-    put(to, 45, 2);
-    put(to, 0x0800, 2);
-    put(to, 0, 2);
-    put(to, 0, 2);
-    put(to, 33, 2);
-    put(to, crc, 4);
-    put(to, kLarge, 4);
-    put(to, kLarge, 4);
+    put(to, 45, 2);      // version needed
+    put(to, 0x0800, 2);  // flags: names in UTF-8
+    put(to, 0, 2);       // method: stored
+    put(to, 0, 2);       // time
+    put(to, 33, 2);      // date: 1980-01-01
+    put(to, crc, 4);     // checksum
+    put(to, kLarge, 4);  // packed size: in the extra field
+    put(to, kLarge, 4);  // size: in the extra field
   };
   std::vector<std::byte> list;
   for (auto& e : entries) {
@@ -203,56 +203,56 @@ Frame frame_of(const std::vector<Stored>& entries) {
     for (auto& p : e.parts) size += p.size();
     auto crc = crc_of(e.parts);
     auto& local = out.before.emplace_back();
-    put(local, kLocal, 4);
+    put(local, kLocal, 4);  // signature
     common(local, crc);
-    put(local, e.name.size(), 2);
-    put(local, 20, 2);
+    put(local, e.name.size(), 2);  // bytes of the name
+    put(local, 20, 2);             // bytes of the extra field
     name(local, e.name);
-    put(local, 1, 2);
-    put(local, 16, 2);
-    put(local, size, 8);
-    put(local, size, 8);
-    put(list, kCentral, 4);
-    put(list, 45, 2);
+    put(local, 1, 2);        // id of the extra field
+    put(local, 16, 2);       // bytes that follow
+    put(local, size, 8);     // size
+    put(local, size, 8);     // packed size
+    put(list, kCentral, 4);  // signature
+    put(list, 45, 2);        // version of the writer
     common(list, crc);
-    put(list, e.name.size(), 2);
-    put(list, 28, 2);
-    put(list, 0, 2);
-    put(list, 0, 2);
-    put(list, 0, 2);
-    put(list, 0, 4);
-    put(list, kLarge, 4);
+    put(list, e.name.size(), 2);  // bytes of the name
+    put(list, 28, 2);             // bytes of the extra field
+    put(list, 0, 2);              // bytes of the comment
+    put(list, 0, 2);              // disk
+    put(list, 0, 2);              // internal attributes
+    put(list, 0, 4);              // external attributes
+    put(list, kLarge, 4);         // offset: in the extra field
     name(list, e.name);
-    put(list, 1, 2);
-    put(list, 24, 2);
-    put(list, size, 8);
-    put(list, size, 8);
-    put(list, at, 8);
+    put(list, 1, 2);     // id of the extra field
+    put(list, 24, 2);    // bytes that follow
+    put(list, size, 8);  // size
+    put(list, size, 8);  // packed size
+    put(list, at, 8);    // offset
     at += local.size() + size;
   }
   auto& end = out.end = list;
-  put(end, kEnd64, 4);
-  put(end, 44, 8);
-  put(end, 45, 2);
-  put(end, 45, 2);
-  put(end, 0, 4);
-  put(end, 0, 4);
-  put(end, entries.size(), 8);
-  put(end, entries.size(), 8);
-  put(end, list.size(), 8);
-  put(end, at, 8);
-  put(end, kLocator64, 4);
-  put(end, 0, 4);
-  put(end, at + list.size(), 8);
-  put(end, 1, 4);
+  put(end, kEnd64, 4);            // signature
+  put(end, 44, 8);                // bytes that follow
+  put(end, 45, 2);                // version of the writer
+  put(end, 45, 2);                // version needed
+  put(end, 0, 4);                 // disk
+  put(end, 0, 4);                 // disk of the list
+  put(end, entries.size(), 8);    // entries on the disk
+  put(end, entries.size(), 8);    // entries
+  put(end, list.size(), 8);       // bytes of the list
+  put(end, at, 8);                // offset of the list
+  put(end, kLocator64, 4);        // signature
+  put(end, 0, 4);                 // disk of the end record
+  put(end, at + list.size(), 8);  // offset of the end record
+  put(end, 1, 4);                 // disks
   auto few = std::min<std::uint64_t>(entries.size(), 0xffff);
-  put(end, kEnd, 4);
-  put(end, 0, 4);
-  put(end, few, 2);
-  put(end, few, 2);
-  put(end, kLarge, 4);
-  put(end, kLarge, 4);
-  put(end, 0, 2);
+  put(end, kEnd, 4);    // signature
+  put(end, 0, 4);       // disk, disk of the list (16 bits each)
+  put(end, few, 2);     // entries on the disk
+  put(end, few, 2);     // entries
+  put(end, kLarge, 4);  // bytes of the list
+  put(end, kLarge, 4);  // offset of the list
+  put(end, 0, 2);       // bytes of the comment
   return out;
 }
 

@@ -125,7 +125,7 @@ std::string text_at(double x, double y, const std::string& what, const std::stri
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, more, escaped(what));
 }
 // Returns a light color for block k of n, or gray for a single block.
-std::string colour(std::size_t k, std::size_t n) {
+std::string color(std::size_t k, std::size_t n) {
   if (n == 1) return "#e2e2e2";
   auto channel = [&](double shift) {
     const double hue = std::fmod(double(k) / double(n) + shift, 1.) * 6;
@@ -169,9 +169,8 @@ std::string picture_of(const Grid& g, const std::string& title, const std::strin
       auto all = list_of(g.devices[r][c]);
       out += fmt::format(
           "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\" "
-          "stroke=\"white\" "
-          "stroke-width=\"2\"/>\n",
-          x, y, w, h, colour(r * columns_in_all + c, g.rows.labels.size() * columns_in_all));
+          "stroke=\"white\" stroke-width=\"2\"/>\n",
+          x, y, w, h, color(r * columns_in_all + c, g.rows.labels.size() * columns_in_all));
       if (w > 16 && h > 10)
         out += text_at(x + w / 2, y + h / 2 + 4, all,
                        fmt::format("text-anchor=\"middle\" font-size=\"{}\"",

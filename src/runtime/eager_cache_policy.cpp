@@ -18,24 +18,27 @@ namespace {
 constexpr std::int64_t kAlwaysCachedBytes = 64 << 20;
 constexpr int kViews = 4;  // views up to this depth are recomputed by their readers
 
-struct Seen {
+struct NodeFacts {
   const Node* node = nullptr;
-  // Range in `refers_`: its operands, and the nodes that its payload holds.
+  // Range in `references_`: its operands, and the nodes that its payload holds.
   std::uint32_t first = 0, count = 0;
   long references = 0;  // references from other nodes of the search
-  // computed: by this evaluation, not only below a node with a value
-  bool is_root = false, computed = false;
-  bool bound = false, requested = false;
-  int views = 0;
-  Names chunked_axes =
-      {};  // axes along which a region tiles it, so that it may never be materialized
+  bool is_root = false;
+  bool computed = false;   // by this evaluation, not only below a node with a value
+  bool bound = false;      // depends on a tracer that is still referred to (EagerCache::bound)
+  bool requested = false;  // a view of it is still referred to, and is not cached itself
+  int views = 0;           // length of the chain of views that ends here
+  // Axes along which a region tiles it, so that it may never be materialized.
+  Names chunked_axes = {};
 };
 
+// For example, given loss = f(p1) and p1 = step(p0): if the user still has p1, p1 is an additional
+// result. Otherwise, each loss would recompute all previous steps.
 class Search {
  public:
   explicit Search(const Nodes& roots) {
     all_.reserve(16);
-    refers_.reserve(16);
+    references_.reserve(16);
     for (auto& r : roots) all_[number_of(r.get())].is_root = true;
     for (std::uint32_t k = 0; k < all_.size(); ++k) refer(k);
     by_age_.resize(all_.size());
@@ -66,10 +69,10 @@ class Search {
   }
   void refer(std::uint32_t k) {
     auto& n = *all_[k].node;
-    auto first = refers_.size();
+    auto first = references_.size();
     auto add = [&](const Node* x, bool counts) {
       auto to = number_of(x);
-      refers_.push_back(to);
+      references_.push_back(to);
       all_[to].references += counts;
     };
     for (auto& x : n.in)
@@ -80,19 +83,19 @@ class Search {
         for (auto* x : held) add(x, counts);
       }
     all_[k].first = std::uint32_t(first);
-    all_[k].count = std::uint32_t(refers_.size() - first);
+    all_[k].count = std::uint32_t(references_.size() - first);
   }
-  std::span<const std::uint32_t> refers(const Seen& s) const {
-    return {refers_.data() + s.first, s.count};
+  std::span<const std::uint32_t> refers(const NodeFacts& s) const {
+    return {references_.data() + s.first, s.count};
   }
-  static bool referred_to(const Seen& s) {
+  static bool referred_to(const NodeFacts& s) {
     return s.node->weak_from_this().use_count() > s.references;
   }
   static bool passes_on(const Node& n) {  // the value of in[0], or a view of it
     return n.op->kind == Kind::view ||
            (n.op->kind == Kind::wrap && n.op != &kCustomVjp && n.op != &prim::kLeave);
   }
-  void mark_operands(Seen& me) {  // readers first
+  void mark_operands(NodeFacts& me) {  // readers first
     me.computed |= me.is_root;
     if (!me.computed || me.node->value) return;
     auto operands = refers(me);
@@ -101,7 +104,7 @@ class Search {
     for (auto x : operands) all_[x].computed = true;
   }
 
-  void add_facts(Seen& me) {  // operands first
+  void add_facts(NodeFacts& me) {  // operands first
     auto& n = *me.node;
     me.bound = n.op == &prim::kTracer && referred_to(me);
     for (auto x : refers(me)) me.bound |= all_[x].bound;
@@ -116,7 +119,7 @@ class Search {
     bool stored = me.computed && n.free.empty() && me.chunked_axes.empty() && is_stored(n);
     if (stored || me.is_root || n.value) stored_ += n.bytes();
   }
-  Names chunked_axes(const Seen& me) {
+  Names chunked_axes(const NodeFacts& me) {
     auto& n = *me.node;
     Names out;
     auto add = [&](Name a) {
@@ -143,7 +146,7 @@ class Search {
     auto kind = n.op->kind;
     return kind == Kind::contract || kind == Kind::step || kind == Kind::result;
   }
-  void choose(Seen& me) {  // readers first
+  void choose(NodeFacts& me) {  // readers first
     auto& n = *me.node;
     if (!me.computed || me.is_root || n.value) return;
     if (n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustomVjp) return;
@@ -157,15 +160,15 @@ class Search {
     }
   }
   std::int64_t most() const { return std::max(kAlwaysCachedBytes, stored_); }
-  static std::tuple<bool, bool, std::int64_t> rank(const Seen& s) {
+  static std::tuple<bool, bool, std::int64_t> rank(const NodeFacts& s) {
     return {s.bound, !is_stored(*s.node), s.node->bytes()};
   }
 
   Numbering numbers_;
-  std::vector<Seen> all_;
-  std::vector<std::uint32_t> refers_, by_age_;
+  std::vector<NodeFacts> all_;
+  std::vector<std::uint32_t> references_, by_age_;
   std::unordered_set<const Payload*> payloads_;
-  std::vector<const Seen*> chosen_;
+  std::vector<const NodeFacts*> chosen_;
   std::int64_t stored_ = 0;
   bool regions_ = false;
   EagerCache out_;

@@ -20,9 +20,9 @@ constexpr std::size_t kMostPrograms = 64, kMostNodes = 4096;
 constexpr std::int64_t kMostIdle = 64 << 10;
 
 // Encodes a graph as integers. `nodes`: all nodes of the graph, by age.
-class Spelling {
+class GraphEncoder {
  public:
-  explicit Spelling(const std::vector<const Node*>& nodes) : nodes_(nodes) {}
+  explicit GraphEncoder(const std::vector<const Node*>& nodes) : nodes_(nodes) {}
   // Returns an empty key if a node cannot be encoded (a loop, a function of the user), or if its
   // value has been donated.
   GraphKey of(const Nodes& roots) {
@@ -123,7 +123,7 @@ class Cache {
       if (at->second->words == words) return at->second;
     return nullptr;
   }
-  void keep(std::uint64_t hash, const CompiledGraphPtr& created) {
+  void insert(std::uint64_t hash, const CompiledGraphPtr& created) {
     CompiledGraphPtr oldest;  // freed after the lock is released
     std::lock_guard hold(lock_);
     known_.emplace(hash, created);
@@ -139,8 +139,8 @@ class Cache {
     std::lock_guard hold(lock_);
     return planned_;
   }
-  void hold() { lock_.lock(); }
-  void let_go() { lock_.unlock(); }
+  void lock() { lock_.lock(); }
+  void unlock() { lock_.unlock(); }
 
  private:
   std::mutex lock_;
@@ -149,7 +149,7 @@ class Cache {
   std::uint64_t planned_ = 0;
 };
 const bool cache_forks =
-    at_fork({kForkRest, [] { Cache::of_process().hold(); }, [] { Cache::of_process().let_go(); },
+    at_fork({kForkRest, [] { Cache::of_process().lock(); }, [] { Cache::of_process().unlock(); },
              [] { new (&Cache::of_process()) Cache; }});
 
 // Compiles the graph. Returns null if the Program reads an array that is not in the key.
@@ -172,7 +172,7 @@ CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name,
 std::uint64_t planned_evaluations() { return Cache::of_process().planned(); }
 
 GraphKey graph_key_of(const Nodes& roots, const std::vector<const Node*>& nodes) {
-  return nodes.size() > kMostNodes || current_mesh() ? GraphKey{} : Spelling(nodes).of(roots);
+  return nodes.size() > kMostNodes || current_mesh() ? GraphKey{} : GraphEncoder(nodes).of(roots);
 }
 
 std::vector<BufferPtr> run_cached(const Nodes& roots, GraphKey graph,
@@ -185,7 +185,7 @@ std::vector<BufferPtr> run_cached(const Nodes& roots, GraphKey graph,
   if (!program) {
     program = planned(roots, backend_name, graph);
     if (!program) return call(compile(roots, backend_name), {}, nullptr, began);
-    cache.keep(hash, program);
+    cache.insert(hash, program);
   }
   auto& c = program->compiled;
   std::vector<ArgumentValue> given;  // `graph` owns the arrays

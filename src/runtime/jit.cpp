@@ -36,6 +36,26 @@ namespace {
 // Equal scalars and positions share memory.
 bool owns_memory(const Node& n) { return !prim::needs_no_memory(n); }
 
+// Raises if the arguments contain static values that cannot be compared between calls.
+void refuse_static_values(const Walk& w, const SourceLocation& at) {
+  if (w.unequal.empty() && w.holding.empty()) return;
+  CallSite here(at);
+  // Without the number of the argument.
+  auto& field = w.unequal.empty() ? w.holding.front() : w.unequal.front();
+  auto dot = field.find('.');
+  auto name = dot == field.npos ? "argument " + field : field.substr(dot + 1);
+  if (!w.unequal.empty())
+    fail("jit",
+         "the std::function {} cannot be compared between calls; store it as a "
+         "haliax::StaticFunction",
+         name);
+  fail("jit",
+       "{} has a type with is_static = true and contains a NamedArray: static values are compared "
+       "to find the program for a call, but the values of arrays are not known then; remove "
+       "is_static, and list private fields with HALIAX_FIELDS(...)",
+       name);
+}
+
 }  // namespace
 
 void Parts::end(const Walk& w) { of_leaf.resize(w.arrays.size(), count++); }
@@ -173,16 +193,17 @@ static constinit std::mutex showing;  // held while a report of any function is 
 static const bool showing_forks =
     at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
 
+// The old state is not destroyed: the end of its trace would restore a context that belongs to
+// another thread.
+void JitCore::Impl::reset_lost_trace() {
+  new (&pending) std::unique_ptr<Cached>;
+  new (&tracing) std::optional<Tracing>;
+  new (&mapping_outside) std::shared_ptr<const Mapping>;
+  new (&report) JitReport(last_report);
+  new (&reported_program) std::shared_ptr(last_program);
+}
 JitCore::TraceGuard::TraceGuard(JitCore& core) : core_(core) {
-  auto& m = *core.impl_;
-  if (!m.trace_lock.lock()) return;
-  // The state of a lost thread is not destroyed: the end of its trace would restore a context that
-  // belongs to another thread.
-  new (&m.pending) std::unique_ptr<Cached>;
-  new (&m.tracing) std::optional<Tracing>;
-  new (&m.mapping_outside) std::shared_ptr<const Mapping>;
-  new (&m.report) JitReport(m.last_report);
-  new (&m.reported_program) std::shared_ptr(m.last_program);
+  if (core.impl_->trace_lock.lock()) core.impl_->reset_lost_trace();
 }
 JitCore::TraceGuard::~TraceGuard() { core_.impl_->trace_lock.unlock(); }
 JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
@@ -195,26 +216,7 @@ JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
 Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   auto& m = *impl_;
   m.check_call(arguments.count);
-  if (!w.unequal.empty() || !w.holding.empty()) {
-    CallSite here(m.options.at);
-    // Without the number of the argument.
-    auto& field = w.unequal.empty() ? w.holding.front() : w.unequal.front();
-    auto dot = field.find('.');
-    auto name = dot == field.npos ? "argument " + field : field.substr(dot + 1);
-    if (!w.unequal.empty())
-      fail("jit",
-           "the std::function {} cannot be compared between calls; store it as a "
-           "haliax::StaticFunction",
-           name);
-    fail(
-        "jit",
-        "{} has a type with is_static = true and contains a NamedArray: static values are compared "
-        "to find the program "
-        "for a call, but the values of arrays are not known then; remove is_static, and list "
-        "private fields with "
-        "HALIAX_FIELDS(...)",
-        name);
-  }
+  refuse_static_values(w, m.options.at);
   m.report_retraces(w);
   auto& donate = m.options.donate;
   auto& owner = arguments.of_leaf;
@@ -315,15 +317,15 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
   auto input = [&](std::size_t i) -> const NodePtr& {
     return w.arrays[e.leaf_of_input[i]]->node();
   };
-  auto must_be_there = [&](const Node& n) {
+  auto check_not_donated = [&](const Node& n) {
     if (n.donated.empty()) return;
     CallSite here(impl_->options.at);
     fail("jit", n.donated);
   };
   Nodes deferred;
-  for (auto& n : e.captured) must_be_there(*n);
+  for (auto& n : e.captured) check_not_donated(*n);
   for (std::size_t i = 0; i < count; ++i) {
-    must_be_there(*input(i));
+    check_not_donated(*input(i));
     if (!input(i)->value) deferred.push_back(input(i));
   }
   if (!deferred.empty()) {
@@ -342,7 +344,7 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     for (std::size_t i = 0; i < count; ++i) {
       arguments.push_back({input(i)->value.get()});
       // Another thread may have donated it in the meantime.
-      if (!arguments.back().owner) must_be_there(*input(i));
+      if (!arguments.back().owner) check_not_donated(*input(i));
     }
   }
   if (e.mesh) {

@@ -97,6 +97,8 @@ struct JitCore::Impl {
   ~Impl() {
     for (auto* e = newest.load(); e;) delete std::exchange(e, e->older);
   }
+  // Replaces the state of a trace whose thread was lost in a fork.
+  void reset_lost_trace();
 
   // ---- jit_cache.cpp: the trace of a call ----
   // Returns a readable description of the first difference between a call and this signature.

@@ -54,7 +54,7 @@ class MeshProgram::MeshCall {
     return {owner, memory.address(*owner)};
   }
   // Attaches the copied blocks to the arguments, so that the next call reuses them.
-  void keep_brought() {
+  void attach_copies() {
     for (std::size_t k = 0; k < copied_blocks_.size(); ++k) {
       auto& blocks = copied_blocks_[k];
       if (m_.devices[0].memory.is_host() || m_.donated[k] || placed_blocks_[k]) continue;
@@ -94,7 +94,7 @@ MeshProgram::Created MeshProgram::run(const std::vector<BufferPtr>& arguments,
     created[d] = call(devices[d], blocks, &communicator);
   };
   on_devices(mesh, work, &devices[0].memory.device(), devices[0].program->called);
-  mine.keep_brought();
+  mine.attach_copies();
   std::vector<BufferPtr> out;
   for (std::size_t r = 0; r < results.size(); ++r) {
     auto& [axes, dtype] = results[r];
