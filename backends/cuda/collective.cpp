@@ -36,9 +36,10 @@ struct Blocks {
   }
 };
 
-// Elements of an array in scratch memory: for sent and for received data.
+// Elements of an array in scratch memory: packed data to send, and received data. 0: transferred
+// directly from or to the array.
 struct Staging {
-  std::int64_t sent = 0, came = 0;
+  std::int64_t sent = 0, received = 0;
 };
 // Returns true if each block along dim is contiguous.
 bool outermost(const Operand& o, int dim) {
@@ -71,8 +72,8 @@ View box_of(const Operand& o, const program::BoxTransfer& p) {
   return v;
 }
 std::int64_t bytes(std::int64_t elements, DType d) { return aligned(elements * bytes_of(d)); }
-// Returns the scratch bytes of a transfer.
-std::int64_t staging(const Operand& o, const program::BoxTransfer& p) {
+// Returns the scratch bytes of the transfer of a box: 0 if the box is contiguous.
+std::int64_t staged_bytes(const Operand& o, const program::BoxTransfer& p) {
   return dense(box_of(o, p), p.dims) ? 0 : bytes(points(p.dims), o.view.dtype);
 }
 
@@ -172,12 +173,13 @@ class CollectiveMaker {
     const auto mine = blocks.count(rank_);
     const bool in_place = dense(out.view, out.dims), as_it_is = dense(x.view, x.dims);
     const auto all = laid(in_place ? out.view : scratch(d, blocks.step * ranks()), flat);
-    const auto came = laid(scratch(d, blocks.step * ranks()), flat),
+    const auto received = laid(scratch(d, blocks.step * ranks()), flat),
                from = as_it_is ? laid(x.view, flat) : all;
     if (!as_it_is) copy(before_, x.dims, x.view, laid(all, x.dims));
     std::vector<View> of_rank;
     for (std::int64_t r = 0; r < ranks(); ++r) {
-      of_rank.push_back(r == rank_ ? moved(from, blocks.first(r)) : moved(came, r * blocks.step));
+      of_rank.push_back(r == rank_ ? moved(from, blocks.first(r))
+                                   : moved(received, r * blocks.step));
       if (r == rank_) continue;
       move(first_, r, true, moved(from, blocks.first(r)), blocks.count(r));
       move(first_, r, false, of_rank.back(), mine);
@@ -194,14 +196,14 @@ class CollectiveMaker {
     const Blocks blocks{c_.size[k], ranks()};
     const bool as_it_is = outermost(x, dim);
     auto sent = as_it_is ? x.view : scratch(d, points(x.dims));
-    const auto came = scratch(d, points(out.dims) * ranks());
+    const auto received = scratch(d, points(out.dims) * ranks());
     // elements per position along dim
     const auto across = points(x.dims) / std::max<std::int64_t>(c_.size[k], 1);
     std::vector<View> of_rank;
     for (std::int64_t r = 0; r < ranks(); ++r) {
       const auto theirs = with(x.dims, dim, blocks.count(r));
       const auto part = moved(x.view, blocks.first(r) * x.view.strides[std::size_t(dim)]);
-      of_rank.push_back(r == rank_ ? part : laid(moved(came, r * points(out.dims)), out.dims));
+      of_rank.push_back(r == rank_ ? part : laid(moved(received, r * points(out.dims)), out.dims));
       if (r == rank_) continue;
       const auto packed = laid(moved(sent, blocks.first(r) * across), theirs);
       if (!as_it_is) copy(before_, theirs, part, packed);
@@ -217,7 +219,7 @@ class CollectiveMaker {
     const Blocks blocks{c_.size[k], ranks()};
     const bool as_it_is = dense(x.view, x.dims), in_place = outermost(out, dim);
     const auto sent = as_it_is ? x.view : laid(scratch(d, points(x.dims)), x.dims);
-    const auto came = in_place ? out.view : scratch(d, points(out.dims));
+    const auto received = in_place ? out.view : scratch(d, points(out.dims));
     const auto across = points(out.dims) / std::max<std::int64_t>(c_.size[k], 1);
     if (!as_it_is) copy(before_, x.dims, x.view, sent);
     for (std::int64_t r = 0; r < ranks(); ++r) {
@@ -227,7 +229,7 @@ class CollectiveMaker {
         copy(after_, theirs, x.view, part);
         continue;
       }
-      const auto packed = laid(moved(came, blocks.first(r) * across), theirs);
+      const auto packed = laid(moved(received, blocks.first(r) * across), theirs);
       move(first_, r, true, sent, points(x.dims));
       move(first_, r, false, packed, points(theirs));
       if (!in_place) copy(after_, theirs, packed, part);
@@ -283,13 +285,14 @@ std::vector<Part> parts_of(const Step& s, const Program& p) { return CollectiveM
 std::int64_t collective_scratch(const Collective& c) {
   std::int64_t sum = 0;
   if (c.kind == CollectiveKind::exchange) {
-    for (auto& p : c.sends) sum += staging(c.x[std::size_t(p.array)], p);
-    for (auto& p : c.receives) sum += staging(c.out[std::size_t(p.array)], p);
+    for (auto& p : c.sends) sum += staged_bytes(c.x[std::size_t(p.array)], p);
+    for (auto& p : c.receives) sum += staged_bytes(c.out[std::size_t(p.array)], p);
     return sum;
   }
   for (std::size_t k = 0; k < c.out.size(); ++k) {
-    const auto r = staging(c, k);
-    sum += bytes(r.sent, c.out[k].view.dtype) + bytes(r.came, c.out[k].view.dtype);
+    const auto elements = staging(c, k);
+    const auto dtype = c.out[k].view.dtype;
+    sum += bytes(elements.sent, dtype) + bytes(elements.received, dtype);
   }
   return sum;
 }

@@ -279,8 +279,8 @@ class CudaExecutable final : public Executable {
           sequence_of(*program_, near_, {.marks = options_.sync, .conditional_nodes = true});
     require_memory();
     if (!options_.sync) join_equal(sequence_, *program_);  // sync reports faults by step
-    make(sequence_.items);
-    if (options_.keep) keep_texts();
+    create_kernels(sequence_.items);
+    if (options_.keep) write_sources();
     auto kernels = api_.compile(context_.device, kernels_);
     for (std::size_t k = 0; k < kernels.size(); ++k) waiting_[k]->created = kernels[k];
     kernels_.clear();
@@ -346,7 +346,7 @@ class CudaExecutable final : public Executable {
   }
   // Writes each source once, to the folder HALIAX_CACHE or the current folder. Names identify
   // sources, and most programs share most kernels.
-  void keep_texts() const {
+  void write_sources() const {
     static std::mutex mutex;
     static std::set<std::filesystem::path> written;
     const auto cache = cache_folder(), folder = cache.empty() ? "." : cache;
@@ -355,7 +355,8 @@ class CudaExecutable final : public Executable {
       if (auto file = folder / (k.name + ".cu"); written.insert(file).second)
         std::ofstream(file) << source_for_gpu(k);
   }
-  void make(std::vector<Item>& items) {
+  // Creates the kernels, matmuls and events of the items.
+  void create_kernels(std::vector<Item>& items) {
     for (auto& i : items) {
       if (i.kind == Item::Kind::launch || i.kind == Item::Kind::conditional) {
         kernels_.push_back(named(i.launch.source));
@@ -367,7 +368,7 @@ class CudaExecutable final : public Executable {
       if (i.kind == Item::Kind::collective)
         for (auto* e : {&i.ready, &i.finished})
           events_.push_back(*e = api_.make_event(context_.device));
-      make(i.body);
+      create_kernels(i.body);
     }
   }
 
@@ -386,13 +387,13 @@ class CudaExecutable final : public Executable {
     at_.push_back(sequence_.communicates ? rank->number : 0);
     auto known =
         std::find_if(instances_.begin(), instances_.end(), [&](auto& i) { return i.at == at_; });
-    if (known == instances_.end()) known = write_down(arguments, results, arena, rank);
+    if (known == instances_.end()) known = capture_graph(arguments, results, arena, rank);
     known->used = ++runs_;
     api_.run_graph(context_.stream, known->handle);
   }
-  std::vector<Instance>::iterator write_down(const std::vector<void*>& arguments,
-                                             const std::vector<void*>& results, void* arena,
-                                             Rank* rank) {
+  std::vector<Instance>::iterator capture_graph(const std::vector<void*>& arguments,
+                                                const std::vector<void*>& results, void* arena,
+                                                Rank* rank) {
     // allocated before, because a capture must not allocate
     if (sequence_.multiplies) context_.workspace();
     api_.begin_graph(context_.graph);

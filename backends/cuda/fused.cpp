@@ -120,10 +120,10 @@ class FusedFolds : protected FusedPoints {
     return finds_position(in.code) ? fmt::format("{{{}, 0x7fffffffffffffff}}", from)
                                    : fmt::format("wide({})", from);
   }
-  void start(std::size_t i) {
+  void start_reduction(std::size_t i) {
     source_.line(fmt::format("{} fold{} = {};", folded_type(f_.code[i]), i, start_of(f_.code[i])));
   }
-  void take(std::size_t i, const std::string& position) {
+  void accumulate(std::size_t i, const std::string& position) {
     auto& in = f_.code[i];
     auto x = name(in.args[0]),
          to = (sums_floats(i) ? "some" : "fold") + std::to_string(i) + (columns_ ? "[k]" : "");
@@ -132,7 +132,7 @@ class FusedFolds : protected FusedPoints {
                                 : fmt::format("wide(cast<{}, {}>({}))", element_of(in.dtype), A, x);
     source_.line(fmt::format("{0} = {1}({0}, {2});", to, fold_of(in.code), x));
   }
-  void finish(std::size_t i) {
+  void finish_reduction(std::size_t i) {
     auto& in = f_.code[i];
     auto all =
         columns_ ? fmt::format("fold{}[k]", i)
@@ -184,7 +184,7 @@ class FusedRows : FusedFolds {
     declare_saved_values();
     for (int level = 0; level <= f_.last_level(); ++level) {
       rows_on(level);
-      walk(level);
+      emit_pass(level);
     }
     if (f_.stores_rows) store_rows();
     source_.close();
@@ -229,15 +229,16 @@ class FusedRows : FusedFolds {
         write(i);
     }
   }
-  void walk(int level) {
+  // Emits the pass that computes the reductions of this level, and its values per element.
+  void emit_pass(int level) {
     auto& marks = plan_.passes[std::size_t(level)];
     if (std::none_of(marks.begin(), marks.end(), [](char c) { return c != 0; })) return;
     std::vector<std::size_t> folds;
     for (std::size_t i = 0; i < f_.code.size(); ++i)
       if (marks[i] && is_reduction(f_.code[i].code)) folds.push_back(i);
-    for (auto i : folds) start(i);
+    for (auto i : folds) start_reduction(i);
     if (!f_.empty) f_.is_plain() ? points_of_rows(marks, folds) : chunks_of_rows(marks, folds);
-    for (auto i : folds) finish(i);
+    for (auto i : folds) finish_reduction(i);
   }
   bool stores(const Marks& marks) const {
     for (std::size_t i = 0; i < f_.code.size(); ++i)
@@ -260,7 +261,7 @@ class FusedRows : FusedFolds {
     source_.indices("j", f_.part(f_.outer, f_.dims.size()), f_.outer);
     for (std::size_t i = 0; i < f_.code.size(); ++i)
       if (makes[i] && !is_store(f_.code[i].code))
-        is_reduction(f_.code[i].code) ? take(i, "j") : write(i);
+        is_reduction(f_.code[i].code) ? accumulate(i, "j") : write(i);
     if (stores(makes)) {
       source_.open("if (there)");
       for (std::size_t i = 0; i < f_.code.size(); ++i)
@@ -321,7 +322,7 @@ class FusedRows : FusedFolds {
     if (is_store(in.code)) return into_chunk(i);
     if (is_reduction(in.code)) {
       source_.open("if (k < here)");
-      take(i, "j + k");
+      accumulate(i, "j + k");
       return source_.close();
     }
     if (mark == kSaved && !f_.is_load(i))
@@ -373,7 +374,7 @@ class FusedColumns : FusedFolds {
         if (is_store(f_.code[i].code))
           into_chunk(i);
         else
-          is_reduction(f_.code[i].code) ? finish(i) : write(i);
+          is_reduction(f_.code[i].code) ? finish_reduction(i) : write(i);
       });
       store_chunks(outer);
     }
@@ -401,7 +402,7 @@ class FusedColumns : FusedFolds {
     each_of_chunk(marks, [&](std::size_t i) {
       if (!is_reduction(f_.code[i].code)) return write(i);
       source_.open("if (in)");
-      take(i, "j");
+      accumulate(i, "j");
       source_.close();
     });
     source_.close();

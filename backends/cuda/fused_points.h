@@ -9,8 +9,9 @@
 
 namespace haliax::cuda {
 
-using Marks = std::vector<char>;  // per instruction, within a pass
-// computed in this pass; retained in registers by an earlier pass
+// Per instruction, within a pass: 0, or computed in this pass, or retained in registers by an
+// earlier pass.
+using Marks = std::vector<char>;
 inline constexpr char kComputed = 1, kSaved = 2;
 
 // The iteration space and the instructions of a fused step.
@@ -29,8 +30,8 @@ struct FusedFacts {
     rows = program::points(part(0, outer));
     inner = program::points(part(outer, dims.size()));
     empty = inner == 0;
-    far = program::points(dims) >= kMax32BitPosition;
-    for (std::size_t i = 0; i < code.size(); ++i) far |= reach(i) >= kMax32BitPosition;
+    needs_64_bits = program::points(dims) >= kMax32BitPosition;
+    for (std::size_t i = 0; i < code.size(); ++i) needs_64_bits |= reach(i) >= kMax32BitPosition;
   }
   // Describes one instruction of code that another class iterates over (tiles.h).
   FusedFacts(const std::vector<program::Instr>& all, std::size_t which, const Dims& along,
@@ -102,14 +103,14 @@ struct FusedFacts {
   std::size_t outer = 0;
   std::int64_t rows = 0, inner = 0;  // number of elements
   bool folds = false, stores_rows = false, serial = false, empty = false;
-  bool far = false;  // positions require 64 bits
+  bool needs_64_bits = false;  // positions require 64 bits
 };
 
 // Source code of the instructions, and of kernels without reductions.
 class FusedPoints {
  public:
   explicit FusedPoints(FusedFacts f) : f_(std::move(f)), source_(f_.nest), loaded_(f_.code.size()) {
-    source_.far = f_.far;
+    source_.needs_64_bits = f_.needs_64_bits;
   }
   // Returns the source of one instruction: its value, or its store.
   std::string one(std::size_t i) { return is_store(f_.code[i].code) ? stored(i) : value_of(i); }

@@ -209,9 +209,10 @@ Launch SourceWriter::launch(std::int64_t points, bool waits, const char* bounds)
   constexpr int threads = 256;
   constexpr std::int64_t most = 1 << 20;  // blocks; each iterates further
   constexpr std::size_t many = 20;        // arguments, mostly addresses and strides
-  if (!bounds) bounds = far || arguments_.size() > many ? "256, 3" : "1024";
+  if (!bounds) bounds = needs_64_bits || arguments_.size() > many ? "256, 3" : "1024";
   Launch out{.bounds = bounds};
-  auto source = fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_);
+  auto source =
+      fmt::format("  using I = {};\n{}", needs_64_bits ? "std::int64_t" : "std::int32_t", body_);
   out.source = nest_ ? std::move(source) : kernel_source(arguments_.size(), source, out.bounds);
   out.arguments = arguments_;
   out.blocks = std::min(most, (points + threads - 1) / threads);

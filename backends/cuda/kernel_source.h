@@ -56,8 +56,8 @@ inline constexpr int kNestThreads = 256;  // threads per block of a nest
 inline constexpr std::int64_t kMinSharedLimit = 99 << 10;
 
 // Returns the launches of a step, in order. The result is empty for steps without elements. Raises
-// an error for steps that are not kernels: loops, collectives. shared_limit: bytes of
-// shared memory that a block may use.
+// an error for steps that are not kernels: loops, collectives. shared_limit: bytes of shared memory
+// that a block may use.
 std::vector<Launch> launches_of(const program::Step&, NestContext* = nullptr,
                                 std::int64_t shared_limit = kMinSharedLimit);
 std::string kernel_source(std::size_t words, const std::string& body, const char* bounds);
@@ -101,7 +101,9 @@ class SourceWriter {
   // i0, i1, ...
   std::string base(const program::View&, bool writes = false);
   std::string at(const program::View&, const program::Dims& strides);
-  std::string sum_of(const program::Dims& strides);  // sum of indices times strides; empty: 0
+  // Returns the sum of indices times strides, such as "i0 * I(a.w[3]) + i1"; "" if all strides are
+  // 0.
+  std::string sum_of(const program::Dims& strides);
   // Declares the indices i0, i1, ... of a position in row-major order. first: number of the first
   // index. few: the last dim is counted in chunks of this size, and its size is the number of
   // chunks.
@@ -111,7 +113,7 @@ class SourceWriter {
   // bounds: at most 64 registers per thread, or 80 for kernels with many arguments or 64-bit
   // positions.
   Launch launch(std::int64_t points, bool waits = false, const char* bounds = nullptr);
-  bool far = false;  // positions require 64 bits
+  bool needs_64_bits = false;  // positions require 64 bits
 
  private:
   NestContext* nest_;

@@ -55,7 +55,7 @@ void pick(SourceWriter& w, const std::vector<Indexed>& indexed, bool clamps,
 Launch gather(const Gather& g, NestContext* nest) {
   auto& [dims, table, to, indexed, outside] = g;
   SourceWriter w(nest);
-  w.far = true;
+  w.needs_64_bits = true;
   w.open(each_point(w, points(dims)));
   w.indices("p", dims);
   auto T = bits_type(to.dtype);  // bitwise
@@ -138,7 +138,7 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
     return Dims(strides.begin(), strides.begin() + first);
   };
   SourceWriter w;
-  w.far = true;
+  w.needs_64_bits = true;
   auto of_ids = [&](Dims strides) {
     std::fill_n(strides.begin(), first, 0);
     auto sum = w.sum_of(strides);
@@ -181,7 +181,7 @@ Launch scatter(const Scatter& s, NestContext* nest) {
       nest || groups == 0 ? 1 : std::min(most_warps / groups, points(p.together) / 32);
   if (parts > 1) return scatter_in_parts(s, p, groups, parts);
   SourceWriter w(nest);
-  w.far = true;
+  w.needs_64_bits = true;
   w.open(each_point(w, points(p.disjoint)));
   w.indices("p", p.disjoint);
   w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.argument(points(p.together))));
@@ -202,7 +202,7 @@ Launch sort(const Sort& s, NestContext* nest) {
   const auto n = s.dims.back();
   const auto rest = without_last(s.dims).size();
   SourceWriter w(nest);
-  w.far = true;
+  w.needs_64_bits = true;
   w.open(each_point(w, points(s.dims)));
   w.indices("p", s.dims);
   auto S = element_of(s.x.dtype);
@@ -235,7 +235,7 @@ Launch sort(const Sort& s, NestContext* nest) {
 Launch cumulative(const Cumulative& c, NestContext* nest) {
   const auto rows = without_last(c.dims);
   SourceWriter w(nest);
-  w.far = true;
+  w.needs_64_bits = true;
   w.open(each_point(w, points(rows)));
   w.indices("p", rows);
   auto X = element_of(c.x.dtype), S = element_of(c.out.dtype);
@@ -264,7 +264,7 @@ Launch product(const Contract& c, NestContext* nest) {
   auto dims = all;
   dims.insert(dims.end(), c.k.begin(), c.k.end());
   SourceWriter w(nest);
-  w.far = true;
+  w.needs_64_bits = true;
   w.open(each_point(w, points(all)));
   w.indices("p", all);
   auto d = c.out.dtype;
@@ -306,7 +306,7 @@ Launch custom(const Custom& c, NestContext* nest) {
     dims.push_back(c.dims[outer + std::size_t(d)]);
   }
   SourceWriter w(nest);
-  w.far = true;
+  w.needs_64_bits = true;
   w.open(each_point(w, points(dims)));
   w.indices("p", dims);
   std::vector<std::string> arrays, sizes, strides;

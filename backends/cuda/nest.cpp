@@ -19,7 +19,7 @@ constexpr std::int64_t kKibi = 1 << 10;
 // bytes of shared memory for matmuls; must match device/product.h
 constexpr std::int64_t kStageBytes = 20 * kKibi;
 // bytes per parallel slot; larger iterations run as separate kernels
-constexpr std::int64_t kMostInLane = 8 << 20;
+constexpr std::int64_t kMaxNestSlotBytes = 8 << 20;
 constexpr int kBlocks = 132;  // blocks that run concurrently, one per multiprocessor
 
 // Calls f(step, times) for all steps; times: the iterations of the loops around the step.
@@ -274,8 +274,8 @@ class Nest {
     for (int v : nest_.loops)
       if (source.find(fmt::format(" + l{} * ", v)) != source.npos)
         line(fmt::format("const Word l{0} = hidden(n{0});", v));
-    auto reads = [&](const char* lane) {
-      return source.find(fmt::format("({} + ", lane)) != source.npos;
+    auto reads = [&](const char* base) {
+      return source.find(fmt::format("({} + ", base)) != source.npos;
     };
     if (reads("near"))
       line(fmt::format("const Word near = reinterpret_cast<Word>(shared) + hidden({});",
@@ -360,11 +360,12 @@ class Nest {
   bool product(const Contract& c) {
     auto [iterated, rows, columns, terms] = dims_of(c);
     const auto m = pulled(rows), n = pulled(columns), k = pulled(terms);
-    auto far = [&](MatrixStride s) {
+    auto exceeds_32_bits = [&](MatrixStride s) {
       return std::abs(m.*s) * m.n + std::abs(n.*s) * n.n + std::abs(k.*s) * k.n >=
              kMax32BitPosition;
     };
-    const bool fits = !far(&MatrixDim::a) && !far(&MatrixDim::b) && !far(&MatrixDim::out);
+    const bool fits = !exceeds_32_bits(&MatrixDim::a) && !exceeds_32_bits(&MatrixDim::b) &&
+                      !exceeds_32_bits(&MatrixDim::out);
     // partial sums would be rounded, or positions would not fit
     if (!terms.empty() || !fits) return false;
     for (auto* more : {&rows, &columns})
@@ -436,7 +437,7 @@ int nest_parallel_slots(const Step& outermost, std::int64_t iterations,
              rounds = std::ceil(double(iterations) / kBlocks);
   fits &= rounds * per_iteration * kBlocks * slower <=
           double(iterations) * (per_iteration + steps * start);
-  if (!fits || parallel_slot_bytes > kMostInLane) return 0;
+  if (!fits || parallel_slot_bytes > kMaxNestSlotBytes) return 0;
   return parallel_slot_bytes + kStageBytes <= kMinSharedLimit
              ? 1
              : int(std::min<std::int64_t>(iterations, kBlocks));

@@ -18,8 +18,7 @@ Launch nest_launch(const program::Step& loop, const program::Program&, std::int6
 // Describes a failed nest in an error: the op and line of each step that some block was running, or
 // of the first matmul if there are no marks.
 std::string failed_part(const Launch&, const int* marks);
-inline constexpr double kMaxParallelSlotBytes =
-    5 << 18;                           // bytes of an iteration (Machine::max_parallel_slot_bytes)
+inline constexpr double kMaxParallelSlotBytes = 5 << 18;  // Machine::max_parallel_slot_bytes
 std::int64_t shared_limit_of(int sm);  // bytes of shared memory per block on this architecture
 
 }  // namespace haliax::cuda

@@ -46,15 +46,17 @@ class SequenceMaker {
  public:
   SequenceMaker(const Program& p, std::int64_t shared_limit, SequenceOptions o)
       : program_(p), shared_limit_(shared_limit), options_(o) {
+    // Repeated until no further matmul needs the shadow. An unguarded matmul may write to its
+    // result only if all accesses to the result are in its conditional.
     for (bool changed = true; changed;) {
       out = {};
       around_.clear();
-      in_vain_.clear();
+      unguarded_.clear();
       touched_.assign(p.slots.size(), {});
       out.items = items_of(p.steps, -1);
-      look(out.items);
+      record_accesses(out.items);
       changed = false;
-      for (auto& [step, flag] : in_vain_)
+      for (auto& [step, flag] : unguarded_)
         if (!stays_inside(step->contract.out.slot, flag)) changed |= shadowed_.insert(step).second;
     }
   }
@@ -70,13 +72,13 @@ class SequenceMaker {
     touch(v.slot, flag);
     for (auto& t : v.terms) touch(t.slot, flag);
   }
-  void look(const std::vector<Item>& items) {
+  void record_accesses(const std::vector<Item>& items) {
     for (auto& i : items) {
       for (auto& w : i.launch.arguments) touch(w.slot, i.flag);
       for (auto& m : i.messages) touch(m.at.slot, i.flag);
       if (i.kind == Item::Kind::host)
         for (auto& a : i.step->host.arrays) touch(a.view, i.flag);
-      look(i.body);
+      record_accesses(i.body);
     }
   }
   bool stays_inside(int slot, int flag) const {
@@ -148,7 +150,7 @@ class SequenceMaker {
     for (auto& l : launches_of(what, nullptr, shared_limit_)) {
       Item i{
           .kind = l.product ? Item::Kind::product : Item::Kind::launch, .step = &of, .flag = flag};
-      if (l.product && flag >= 0 && &what == &of) in_vain_.insert({&what, flag});
+      if (l.product && flag >= 0 && &what == &of) unguarded_.insert({&what, flag});
       i.launch = flag < 0 || l.product ? std::move(l) : guarded(std::move(l), {kFlagSlot, flag});
       out.multiplies |= i.launch.product.has_value();
       items.push_back(std::move(i));
@@ -200,8 +202,9 @@ class SequenceMaker {
   const SequenceOptions options_;
   std::vector<int> around_;             // per flag, the flag of the enclosing conditional; -1: none
   std::vector<std::set<int>> touched_;  // by slot
-  std::set<std::pair<const Step*, int>> in_vain_;
-  std::set<const Step*> shadowed_;  // contractions
+  // Library matmuls in a conditional, with its flag. They run even if the flag is false.
+  std::set<std::pair<const Step*, int>> unguarded_;
+  std::set<const Step*> shadowed_;  // those that write to the shadow
 };
 
 }  // namespace

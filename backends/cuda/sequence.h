@@ -33,12 +33,12 @@ struct Item {
   Handle ready = nullptr, finished = nullptr;  // events of a collective
 };
 
-// Conditionals become conditional nodes of a graph (Api::begin_if). This is
-// not possible without a graph, without machine support, or if exchanges would be in the same
-// graph. In these cases each conditional has a flag in memory of the executable, addressed by a
-// special slot of KernelArgument. Kernels check the flag themselves. Library matmuls cannot check
-// it and always run. If a skipped result would be visible outside, the matmul writes to memory of
-// the executable (the shadow), and a kernel that checks the flag copies the result.
+// Conditionals become conditional nodes of a graph (Api::begin_if). This is not possible without a
+// graph, without machine support, or if exchanges would be in the same graph. In these cases each
+// conditional has a flag in memory of the executable, addressed by a special slot of
+// KernelArgument. Kernels check the flag themselves. Library matmuls cannot check it and always
+// run. If a skipped result would be visible outside, the matmul writes to memory of the executable
+// (the shadow), and a kernel that checks the flag copies the result.
 inline constexpr int kFlagSlot = -3, kShadowSlot = -4;
 
 struct Sequence {
@@ -67,6 +67,9 @@ struct Part {
   std::vector<Message> messages = {};  // instead of a step
 };
 std::vector<Part> parts_of(const program::Step&, const program::Program&);
+// Returns the bytes of scratch memory for the parts. Messages transfer contiguous memory only, so
+// arrays and boxes that are not contiguous are packed and unpacked there. Blocks to reduce are
+// received there.
 std::int64_t collective_scratch(const program::Collective&);
 
 }  // namespace haliax::cuda

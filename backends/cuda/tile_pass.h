@@ -94,7 +94,7 @@ struct Layout {
 struct PassFacts {
   PassFacts(const TileGroup& group, const TileAction& action)
       : g(group), pass(action), folds(action.all_folds()), products(action.all_products()),
-        pending(action.pending()), l(group, action), left_out(group) {
+        pending(action.pending()), l(group, action), skipped(group) {
     find_requested();
   }
   const TileProduct& product(int p) const { return g.products[std::size_t(p)]; }
@@ -111,25 +111,27 @@ struct PassFacts {
   }
   std::string flags_of(const std::vector<int>& reductions, const std::vector<int>& matmuls,
                        NeededBlocks& blocks) const {
-    blocks = needed_blocks(g, left_out, reductions, matmuls);
+    blocks = needed_blocks(g, skipped, reductions, matmuls);
     std::string all;
     for (int p : blocks.flags) all += fmt::format("{}flags{}", all.empty() ? "" : " | ", p);
     return blocks.always ? "~0ull" : all.empty() ? "0ull" : all;
   }
-  std::string is_created(int p, const std::string& at) const {
+  // Returns the condition that matmul p has the block of columns at `at`.
+  std::string has_block(int p, const std::string& at) const {
     if (!product(p).has_flags) return "true";
     const bool is_queried = needed.flags.count(p) > 0;  // otherwise implied by the queried flags
     if (!needed.always && (!is_queried || needed.flags.size() == 1)) return "true";
     return fmt::format("(flags{} >> {}.block & 1) != 0", p, at);
   }
-  std::string is_added(int p, const std::string& at) const {
-    const auto created = is_created(p, at);
-    return begun.empty() ? created
-                         : fmt::format("{} && (({}) >> {}.block & 1) == 0", created, begun, at);
+  // Returns the condition that this pass adds that block, and no earlier pass has added it.
+  std::string adds_block(int p, const std::string& at) const {
+    const auto exists = has_block(p, at);
+    return begun.empty() ? exists
+                         : fmt::format("{} && (({}) >> {}.block & 1) == 0", exists, begun, at);
   }
   // Returns true if the multiplied rows stay in registers for the entire pass. Otherwise they are
   // loaded for each matmul, because other values need the registers.
-  bool holds() const { return l.makes.size() == 1 && products.empty(); }
+  bool holds_rows() const { return l.makes.size() == 1 && products.empty(); }
   // Returns the value of an element that is retained for a multiplication: the value before
   // rounding, because two values are rounded at a time.
   int retained_value(int v) const {
@@ -186,7 +188,7 @@ struct PassFacts {
   const std::vector<int> folds, products;
   const std::set<int> pending;
   const Layout l;
-  const SkippedBlock left_out;
+  const SkippedBlock skipped;
   NeededBlocks needed;
   std::string requested, begun;  // blocks to iterate over; blocks of the earlier pass
 

@@ -1,6 +1,21 @@
 // The source of passes over tiles. A block of threads processes 64 rows at a time. Each warp
 // iterates over tiles of 32 columns, within the blocks of columns that are needed. While a tile is
 // computed, the operands of the next one are copied.
+//
+// For example, the pass of the forward attention in tiles.h is, shortened:
+//
+//   for (first = 0; first < rows; first += tile_rows) {
+//     x0.bring(q);  bring(0, tile0, tile1);                        // emit_setup
+//     m = lowest;  fold_l = 0;  sums_o = 0;                        // emit_start
+//     for (turn = 0; tile0.there() > 0; ++turn) {                  // emit_tiles
+//       bring(turn + 1, next0, next1);                             // the next tiles of k and v
+//       made0 = q k^T;                                             // emit_tile_matmul
+//       if (max(made0) exceeds m by much) { m, fold_l and sums_o are updated }
+//       kept1 = exp(made0 - m);  fold_l += kept1;                  // emit_elements
+//       sums_o.add(kept1, v);
+//     }
+//     store m, l and o / l                                         // PassResults
+//   }
 #include "tile_pass.h"
 
 namespace haliax::cuda {
@@ -14,7 +29,7 @@ class PassResults : PassWriter {
  public:
   // running: row values that depend on the running maximum.
   PassResults(const PassWriter& w, const std::set<int>& running)
-      : PassWriter(w), running_(running) {}
+      : PassWriter(w), running_rows_(running) {}
   void store_sums(int n) {
     auto& p = f_.product(n);
     const auto known = f_.factors(n, p.value);
@@ -54,7 +69,7 @@ class PassResults : PassWriter {
         w_.line(fmt::format("all{0} = all{0}{1};", f, f_.times(known->factors)));
         w_.close();
       }
-      if (!f_.needed.always) fold_left_out(f);
+      if (!f_.needed.always) emit_skipped_fold(f);
       w_.line(fmt::format(
           "if (at == row) reinterpret_cast<Number<{0}>*>(shared + {1})[row] = result<{0}>(all{2});",
           S, result_offset(f), f));
@@ -68,8 +83,8 @@ class PassResults : PassWriter {
   void finish_early() {
     w_.line("float scale[2];");
     open_rows();
-    values(f_.g.code, f_.row_sources({*running_.begin()}));
-    w_.line(fmt::format("scale[h] = quick_exp(row{0}[h] - v{0});", *running_.begin()));
+    values(f_.g.code, f_.row_sources({*running_rows_.begin()}));
+    w_.line(fmt::format("scale[h] = quick_exp(row{0}[h] - v{0});", *running_rows_.begin()));
     for (int f : f_.pass.early_reductions) w_.line(fmt::format("fold{0}[h] *= scale[h];", f));
     w_.close();
     std::vector<int> together;
@@ -102,16 +117,16 @@ class PassResults : PassWriter {
   }
 
  private:
-  void fold_left_out(int f) {
+  void emit_skipped_fold(int f) {
     auto& in = f_.instr(f);
     w_.open(fmt::format("if (visited < I({}))", columns_));
     std::set<int> all;
-    auto walk = [&](auto& self, int i) -> void {
-      if (!all.insert(i).second || is_reduction(f_.left_out.code[std::size_t(i)].code)) return;
-      for (int a : operands(f_.left_out.code[std::size_t(i)])) self(self, a);
+    auto visit = [&](auto& self, int i) -> void {
+      if (!all.insert(i).second || is_reduction(f_.skipped.code[std::size_t(i)].code)) return;
+      for (int a : operands(f_.skipped.code[std::size_t(i)])) self(self, a);
     };
-    walk(walk, in.args[0]);
-    values(f_.left_out.code, all);
+    visit(visit, in.args[0]);
+    values(f_.skipped.code, all);
     auto S = element_of(in.dtype);
     auto x = fmt::format("wide(cast<{}, {}>(v{}))", S, element_of(f_.instr(in.args[0]).dtype),
                          in.args[0]);
@@ -121,7 +136,7 @@ class PassResults : PassWriter {
     w_.close();
   }
 
-  const std::set<int>& running_;
+  const std::set<int>& running_rows_;
 };
 
 // The elements of a tile: values, reductions, and the operands of matmuls.
@@ -129,29 +144,29 @@ class PassElements : PassWriter {
  public:
   explicit PassElements(const PassWriter& w) : PassWriter(w) {}
   // Emits the values of a lane's two rows, the reductions and the sums.
-  void start() {
+  void emit_start() {
     for (int i : f_.l.inner)  // used by instructions per element
       if (f_.without_factor(i) < 0)
         for (int a : operands(f_.instr(i)))
-          if (!f_.instr(a).inner) (f_.waits(a) ? running_ : used_).insert(a);
+          if (!f_.instr(a).inner) (f_.waits(a) ? running_rows_ : constant_rows_).insert(a);
     for (int f : f_.folds)
-      if (int a = f_.instr(f).args[0]; !f_.instr(a).inner) used_.insert(a);
-    for (auto* rows : {&used_, &running_})
+      if (int a = f_.instr(f).args[0]; !f_.instr(a).inner) constant_rows_.insert(a);
+    for (auto* rows : {&constant_rows_, &running_rows_})
       for (int i : *rows)
         w_.line(fmt::format("Number<{}> row{}[2];", element_of(f_.instr(i).dtype), i));
-    if (!used_.empty()) {
+    if (!constant_rows_.empty()) {
       std::set<int> known;
       for (int i : f_.l.row)
         if (!f_.waits(i)) known.insert(i);
       open_rows();
       values(f_.g.code, known);
-      for (int i : used_) w_.line(fmt::format("row{0}[h] = v{0};", i));
+      for (int i : constant_rows_) w_.line(fmt::format("row{0}[h] = v{0};", i));
       w_.close();
     }
     if (f_.has_top()) {
       open_rows();
-      shift(kLowest);
-      for (int i : running_) w_.line(fmt::format("row{0}[h] = v{0};", i));
+      emit_rows_of_top(kLowest);
+      for (int i : running_rows_) w_.line(fmt::format("row{0}[h] = v{0};", i));
       w_.close();
       w_.line(fmt::format("float limit[2] = {{{0}, {0}}};", kLowest));
     }
@@ -171,72 +186,77 @@ class PassElements : PassWriter {
   }
   // Comparisons of an increasing value with a value of the row hold in an entire tile if they hold
   // in its last column, or in its first one. Most tiles therefore need no mask, and tiles at the
-  // edge have separate source.
-  void write(const std::set<int>& retained) {
+  // edge have separate source. For example, the mask `key <= query` emits:
+  //
+  //   edge = !(key <= query), with the key in the last column
+  //   if (any_lane(edge)) { all elements, with the mask } else { all elements, with the mask true }
+  void emit_tile(const std::set<int>& retained) {
     std::set<int> at_last, at_first;
-    for (int i : f_.pass.remainder_of < 0 ? f_.l.inner : std::set<int>()) {
+    const bool is_remainder = f_.pass.remainder_of >= 0;  // has no separate source
+    for (int i : is_remainder ? std::set<int>() : f_.l.inner) {
       auto& in = f_.instr(i);
       if (in.code != Code::less && in.code != Code::less_equal) continue;
       if (f_.rises(in.args[0]) && !f_.instr(in.args[1]).inner) at_last.insert(i);
       if (!f_.instr(in.args[0]).inner && f_.rises(in.args[1])) at_first.insert(i);
     }
-    if (at_last.empty() && at_first.empty()) return elements(retained);
+    if (at_last.empty() && at_first.empty()) return emit_elements(retained);
     w_.line("bool edge = false;");
     for (auto* all : {&at_last, &at_first}) {
-      std::set<int> created;
-      for (int i : *all) add_inner(created, i, -1);
+      std::set<int> compared;
+      for (int i : *all) add_operands_of(compared, i, -1);
       w_.line("#pragma unroll");
       w_.open("for (int h = 0; h < 2; ++h)");
       w_.line(fmt::format("const I column = mine.column + {};",
                           all == &at_last ? "tile_columns - 1" : "0"));
       w_.indices("column", f_.g.columns, f_.g.rows.size());
-      for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
-      for (int i : created)
-        w_.line(
-            fmt::format("const Number<{}> v{} = {};", element_of(f_.instr(i).dtype), i, point(i)));
+      for (int i : constant_rows_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
+      for (int i : compared)
+        w_.line(fmt::format("const Number<{}> v{} = {};", element_of(f_.instr(i).dtype), i,
+                            element_source(i)));
       for (int i : *all) w_.line(fmt::format("edge |= !v{};", i));
       w_.close();
     }
     w_.open("if (any_lane(edge))");
-    elements(retained);
+    emit_elements(retained);
     w_.close();
     at_last.merge(at_first);
-    true_ = std::move(at_last);
+    known_true_ = std::move(at_last);
     w_.open("else");
-    elements(retained);
+    emit_elements(retained);
     w_.close();
-    true_.clear();
+    known_true_.clear();
   }
-  const std::set<int>& running() const { return running_; }
+  const std::set<int>& running() const { return running_rows_; }
 
  private:
   // The initial maximum. It is finite, so that exp is 0 if all elements so far are -inf.
   static constexpr const char* kLowest = "-3.402823466e+38f";
   // Growth of the maximum before sums are rescaled: exp of it can be summed, and rounded to f16.
   static constexpr const char* kMayGrow = "5";
-  void shift(const std::string& top) {
-    auto all = f_.row_sources({running_.begin(), running_.end()});
+  // Emits the row values that depend on the maximum, given the source of the maximum.
+  void emit_rows_of_top(const std::string& top) {
+    auto all = f_.row_sources({running_rows_.begin(), running_rows_.end()});
     all.erase(f_.pass.top);
     w_.line(fmt::format("const float v{} = {};", f_.pass.top, top));
     values(f_.g.code, all);
   }
-  void elements(const std::set<int>& retained) {
+  void emit_elements(const std::set<int>& retained) {
     std::set<int> created;
-    if (f_.has_top()) raise_top();
-    for (int v : retained) add_inner(created, f_.retained_value(v), f_.top_value());
+    if (f_.has_top()) emit_raise_top();
+    for (int v : retained) add_operands_of(created, f_.retained_value(v), f_.top_value());
     for (int f : f_.folds) {
       if (f == f_.pass.top) continue;
-      add_inner(created, f_.instr(f).args[0], f_.top_value());
+      add_operands_of(created, f_.instr(f).args[0], f_.top_value());
       if (f_.sums_floats(f))
         w_.line(fmt::format("Wide<{}> some{}[2] = {{}};", element_of(f_.instr(f).dtype), f));
     }
     open_points();
-    for (auto* rows : {&used_, &running_})
+    for (auto* rows : {&constant_rows_, &running_rows_})
       for (int i : *rows) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
     for (int i : created)
-      w_.line(
-          fmt::format("const Number<{}> v{} = {};", element_of(f_.instr(i).dtype), i,
-                      i == f_.top_value() ? fmt::format("top{}[j][e]", f_.pass.top) : point(i)));
+      w_.line(fmt::format(
+          "const Number<{}> v{} = {};", element_of(f_.instr(i).dtype), i,
+          i == f_.top_value() ? fmt::format("top{}[j][e]", f_.pass.top) : element_source(i)));
     std::string zero;  // condition; other elements are multiplied as 0
     if (!f_.full_columns()) zero = "inside";
     if (!f_.full_rows()) zero += zero.empty() ? "at == row" : " && at == row";
@@ -244,7 +264,8 @@ class PassElements : PassWriter {
       w_.line(fmt::format("kept{}[j][e] = {}v{}{};", v, zero.empty() ? "" : zero + " ? ",
                           f_.retained_value(v), zero.empty() ? "" : " : 0"));
     for (int f : f_.folds)
-      if (f != f_.pass.top) fold(f, fmt::format("{}{}[h]", f_.sums_floats(f) ? "some" : "fold", f));
+      if (f != f_.pass.top)
+        emit_fold(f, fmt::format("{}{}[h]", f_.sums_floats(f) ? "some" : "fold", f));
     w_.close();
     w_.close();
     for (int f : f_.folds)
@@ -252,17 +273,17 @@ class PassElements : PassWriter {
         w_.line(fmt::format("for (int h = 0; h < 2; ++h) fold{0}[h] = add(fold{0}[h], some{0}[h]);",
                             f));
   }
-  std::string point(int i) {
-    if (true_.count(i)) return "true";
+  std::string element_source(int i) {
+    if (known_true_.count(i)) return "true";
     const int p = f_.g.product_of[std::size_t(i)];
     auto S = element_of(f_.instr(i).dtype);
     if (p >= 0 && is_16_bit(f_.instr(i).dtype))
       return fmt::format("narrowed<{}>(made{}[j][e])", S, p);
     if (p >= 0) return fmt::format("made{}[j][e]", p);
     if (int value = f_.without_factor(i); value >= 0) return fmt::format("v{}", value);
-    return rounded(i);
+    return rounded_source(i);
   }
-  void fold(int f, const std::string& to) {
+  void emit_fold(int f, const std::string& to) {
     auto x = fmt::format("wide(cast<{}, {}>(v{}))", element_of(f_.instr(f).dtype),
                          element_of(f_.instr(f_.instr(f).args[0]).dtype), f_.instr(f).args[0]);
     w_.line(fmt::format("{3}{0} = {1}({0}, {2});", to, f_.fold_of(f), x,
@@ -270,18 +291,18 @@ class PassElements : PassWriter {
   }
   // Updates the running maximum, and the values derived from it. If it has grown by much, the sums
   // are rescaled.
-  void raise_top() {
+  void emit_raise_top() {
     const int top = f_.pass.top;
     std::set<int> created;
-    add_inner(created, f_.top_value(), -1);
+    add_operands_of(created, f_.top_value(), -1);
     w_.line(fmt::format("Tile top{};", top));
     open_points();
-    for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
+    for (int i : constant_rows_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
     for (int i : created)
-      w_.line(
-          fmt::format("const Number<{}> v{} = {};", element_of(f_.instr(i).dtype), i, point(i)));
+      w_.line(fmt::format("const Number<{}> v{} = {};", element_of(f_.instr(i).dtype), i,
+                          element_source(i)));
     w_.line(fmt::format("top{}[j][e] = v{};", top, f_.top_value()));
-    fold(top, fmt::format("fold{}[h]", top));
+    emit_fold(top, fmt::format("fold{}[h]", top));
     w_.close();
     w_.close();
     w_.open(
@@ -291,16 +312,16 @@ class PassElements : PassWriter {
     w_.line(fmt::format("float most = Larger()(fold{}[h], {});", top, kLowest));
     // four lanes share a row
     for (int by : {1, 2}) w_.line(fmt::format("most = Larger()(most, exchanged(most, {}));", by));
-    shift("most");
+    emit_rows_of_top("most");
     w_.line(fmt::format("limit[h] = most + {};", kMayGrow));
-    w_.line(fmt::format("scale[h] = quick_exp(row{0}[h] - v{0});", *running_.begin()));
-    for (int i : running_) w_.line(fmt::format("row{0}[h] = v{0};", i));
+    w_.line(fmt::format("scale[h] = quick_exp(row{0}[h] - v{0});", *running_rows_.begin()));
+    for (int i : running_rows_) w_.line(fmt::format("row{0}[h] = v{0};", i));
     for (int f : f_.pass.early_reductions) w_.line(fmt::format("fold{0}[h] *= scale[h];", f));
     w_.close();
     for (int p : f_.pass.early_products) w_.line(fmt::format("sums{}.scale(scale);", p));
     w_.close();
   }
-  std::string rounded(int i) {
+  std::string rounded_source(int i) {
     auto& in = f_.instr(i);
     const bool from_f32 =
         in.code == Code::cast && is_16_bit(in.dtype) && f_.instr(in.args[0]).dtype == DType::f32;
@@ -310,15 +331,15 @@ class PassElements : PassWriter {
                     : value(f_.g.code, i);
   }
   // Adds the instructions that i is computed from, as far back as `known`.
-  void add_inner(std::set<int>& to, int i, int known) const {
+  void add_operands_of(std::set<int>& to, int i, int known) const {
     if (!f_.instr(i).inner || !to.insert(i).second) return;
-    if (f_.g.product_of[std::size_t(i)] >= 0 || i == known || true_.count(i)) return;
-    for (int a : operands(f_.instr(i))) add_inner(to, a, known);
+    if (f_.g.product_of[std::size_t(i)] >= 0 || i == known || known_true_.count(i)) return;
+    for (int a : operands(f_.instr(i))) add_operands_of(to, a, known);
   }
 
-  std::set<int> true_;  // comparisons that hold in an entire tile
+  std::set<int> known_true_;  // comparisons that hold in an entire tile
   // values of rows: constant ones, and ones that depend on the running maximum
-  std::set<int> used_, running_;
+  std::set<int> constant_rows_, running_rows_;
 };
 
 // The source of a pass.
@@ -334,8 +355,8 @@ class PassSource : PassWriter {
     w_.open(fmt::format("for (I first = 0; first < I({}); first += tile_rows)", rows_));
     PassResults results(*this, elements_.running());
     if (f_.has_tiles()) {
-      before();
-      walk();
+      emit_setup();
+      emit_tiles();
       if (!f_.folds.empty() && !f_.needed.always) w_.line("const I visited = walk.columns();");
       if (!f_.folds.empty()) {
         w_.line("__syncthreads();");
@@ -355,7 +376,7 @@ class PassSource : PassWriter {
 
  private:
   // ---- before the tiles ----
-  void before() {
+  void emit_setup() {
     w_.line(fmt::format("const Walk walk{{{}, int({}), int({})}};", f_.requested,
                         w_.argument(f_.width()), columns_));
     w_.line(fmt::format(
@@ -383,17 +404,18 @@ class PassSource : PassWriter {
     w_.line("bring(0, tile0, tile1);");
     w_.line("copies.wait();");
     w_.line("__syncthreads();");
-    if (f_.holds()) hold(f_.l.makes[0]);
-    elements_.start();
+    if (f_.holds_rows()) emit_held_rows(f_.l.makes[0]);
+    elements_.emit_start();
   }
-  void hold(int p) {
+  // Emits the load of the multiplied rows of matmul p into registers.
+  void emit_held_rows(int p) {
     w_.line(fmt::format("Held<{}, {}> held{};", element_of(f_.product(p).dtype),
                         f_.product(p).depth(), p));
     w_.line(
         fmt::format("held{}.load(x{}, strip);", p, Layout::find(f_.l.rows, f_.product(p), true)));
   }
   // ---- tiles ----
-  void walk() {
+  void emit_tiles() {
     w_.open("for (int turn = 0; tile0.there() > 0; ++turn)");
     w_.open("if (turn > 0)");
     w_.line("copies.wait();");
@@ -408,32 +430,33 @@ class PassSource : PassWriter {
     for (int p : f_.products) retained.insert(f_.product(p).value);
     for (int v : retained) w_.line(fmt::format("Tile kept{};", v));
     w_.open("if (there > 0)");
-    for (int p : f_.l.makes) make_tile(p);
-    elements_.write(retained);
+    for (int p : f_.l.makes) emit_tile_matmul(p);
+    elements_.emit_tile(retained);
     for (int p : f_.products)
       if (f_.product(p).kind == Tile::over_columns) {
         auto y = at_columns(Layout::find(f_.l.columns, f_.product(p), false), "turn", "half");
-        w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", f_.is_added(p, "mine"), p,
+        w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", f_.adds_block(p, "mine"), p,
                             f_.product(p).value, y));
       }
-    if (!f_.l.shown.empty()) show(f_.l.shown[0]);
+    if (!f_.l.shown.empty()) emit_show(f_.l.shown[0]);
     w_.close();
-    over_rows();
+    emit_matmuls_over_rows();
     w_.line("tile0 = next0, tile1 = next1;");
     w_.close();
   }
-  void make_tile(int p) {
+  // Emits tile p = x y^T for the columns of this warp. It is 0 in a block that its flags skip.
+  void emit_tile_matmul(int p) {
     w_.line(fmt::format("Tile made{} = {{}};", p));
     auto y = at_columns(Layout::find(f_.l.columns, f_.product(p), false), "turn", "half");
-    w_.open(fmt::format("if ({})", f_.is_created(p, "mine")));
-    if (!f_.holds()) hold(p);
+    w_.open(fmt::format("if ({})", f_.has_block(p, "mine")));
+    if (!f_.holds_rows()) emit_held_rows(p);
     w_.line(fmt::format("make_tile(made{0}, held{0}, {1});", p, y));
     w_.close();
   }
-  void show(int v) { w_.line(fmt::format("show({}, kept{}, strip, half);", together(v), v)); }
+  void emit_show(int v) { w_.line(fmt::format("show({}, kept{}, strip, half);", together(v), v)); }
   // Emits the matmuls over rows. A value is published after the previous one has been read. By
   // then, its previous results are being loaded.
-  void over_rows() {
+  void emit_matmuls_over_rows() {
     if (f_.l.shown.empty()) return;
     w_.line("const Walk::At to = strip < tile_columns ? tile0 : tile1;");
     auto each = [&](int value, const auto& f) {
@@ -443,7 +466,7 @@ class PassSource : PassWriter {
     };
     auto load = [&](int n, auto& p) {
       w_.line(fmt::format("const Side out{} = {};", n, side(p.out, "to.column", true)));
-      w_.line(fmt::format("const bool adds{} = to.there() > 0 && {};", n, f_.is_added(n, "to")));
+      w_.line(fmt::format("const bool adds{} = to.there() > 0 && {};", n, f_.adds_block(n, "to")));
       w_.line(fmt::format("OverRows<{}, {}, {}, {}> over{};", element_of(p.dtype), p.depth(),
                           element_of(p.out.view.dtype), p.adds, n));
       w_.line(fmt::format("if (adds{0}) over{0}.load(out{0}, to.there(), int({1}));", n,
@@ -454,7 +477,7 @@ class PassSource : PassWriter {
       if (k > 0) {
         w_.line("__syncthreads();");
         w_.line("if (there > 0)");
-        show(f_.l.shown[k]);
+        emit_show(f_.l.shown[k]);
       }
 
       w_.line("__syncthreads();");

@@ -9,9 +9,9 @@ using namespace program;
 
 // ---- skipped blocks ----
 SkippedBlock::SkippedBlock(const TileGroup& g) : code(g.code), states(g.code.size(), State::row) {
-  for (std::size_t i = 0; i < code.size(); ++i) states[i] = look(g, i);
+  for (std::size_t i = 0; i < code.size(); ++i) states[i] = simplify(g, i);
 }
-SkippedBlock::State SkippedBlock::look(const TileGroup& g, std::size_t i) {
+SkippedBlock::State SkippedBlock::simplify(const TileGroup& g, std::size_t i) {
   auto& in = code[i];
   if (int p = g.product_of[i]; p >= 0) {
     auto& product = g.products[std::size_t(p)];
@@ -47,13 +47,13 @@ bool SkippedBlock::folds(const TileGroup& g, int fold) const {
   auto& in = g.code[std::size_t(fold)];
   return states[std::size_t(in.args[0])] == State::row && in.code != Code::reduce_prod;
 }
-NeededBlocks needed_blocks(const TileGroup& g, const SkippedBlock& left_out,
+NeededBlocks needed_blocks(const TileGroup& g, const SkippedBlock& skipped,
                            const std::vector<int>& folds, const std::vector<int>& products) {
   NeededBlocks w;
   auto has_flags = [&](int p) { return g.products[std::size_t(p)].has_flags; };
   for (int p : products) has_flags(p) ? void(w.flags.insert(p)) : void(w.always = true);
   for (int f : folds) {
-    w.always |= !left_out.folds(g, f);
+    w.always |= !skipped.folds(g, f);
     for (int i : g.sources(f))
       if (int p = g.product_of[std::size_t(i)]; p >= 0 && has_flags(p)) w.flags.insert(p);
   }

@@ -170,9 +170,9 @@ struct FoundTiles {
 };
 
 // Finds the wide values, the instructions and the matmuls of the body.
-class Finder {
+class TileFinder {
  public:
-  explicit Finder(const Body& body) : body_(body), stored_(body) {}
+  explicit TileFinder(const Body& body) : body_(body), stored_(body) {}
   // Finds rows and columns: the dims of the first fused step that reads a 16-bit matmul.
   bool find_space() {
     std::set<int> created;
@@ -247,7 +247,8 @@ class Finder {
     each_view_within(s, [&](const View& v, bool) { out |= wide_.count(body_.root(v.slot)) > 0; });
     return out;
   }
-  void look(Wide& w, std::int64_t offset, std::int64_t row, std::int64_t column) {
+  // Requires that all accesses of a wide value agree on its offset and strides.
+  void require_layout(Wide& w, std::int64_t offset, std::int64_t row, std::int64_t column) {
     require(row != 0 && column != 0);
     if (w.offset < 0) {
       w.offset = offset;
@@ -302,7 +303,7 @@ class Finder {
         require(i.inner && i.view.terms.empty() && (i.code == Code::load || i.code == Code::store));
         auto row = as_one(space_, strides, 0, g_.rows.size()),
              column = as_one(space_, strides, g_.rows.size(), space_.size());
-        look(wide->second, i.view.offset, row.value_or(0), column.value_or(0));
+        require_layout(wide->second, i.view.offset, row.value_or(0), column.value_or(0));
         if (store) {
           wide->second.value = cast_to(i.view.dtype, i.args[0], at);
         } else {
@@ -359,7 +360,7 @@ class Finder {
     const auto s = f[row].*stride, t = f[column].*stride;
     if (f[row].n != rows_ || (wide.offset < 0 ? t >= s : s != wide.row || t != wide.column))
       std::swap(row, column);
-    look(wide, (wide_a ? a : wide_b ? b : out).offset, f[row].*stride, f[column].*stride);
+    require_layout(wide, (wide_a ? a : wide_b ? b : out).offset, f[row].*stride, f[column].*stride);
     require(f[row].n == rows_);
     const auto &m = f[is_m], &n = f[is_n], &k = f[is_k];
     const TileOperand of_a{a, m.a, k.a}, of_b{b, n.b, k.b}, of_b_terms{b, k.b, n.b},
@@ -469,9 +470,10 @@ class TileSchedule {
       : body_(body), g_(found.group), nodes_(found.nodes) {}
   // Groups the nodes into actions. Steps and reads of flags run as soon as they are ready. If none
   // is, one pass computes all that is ready. Incomplete early results get a pass of their own.
-  // Returns false if there is no such order.
+  // Returns false if there is no such order. For example, in the forward attention of tiles.h one
+  // pass computes the maximum m, the early reduction l and the early matmul o.
   bool run() {
-    for (auto& n : nodes_) look_at(n);
+    for (auto& n : nodes_) find_accesses(n);
     for (auto& n : nodes_)
       if (!reads_same_again(n)) return false;
     std::vector<bool> done(nodes_.size());
@@ -480,7 +482,7 @@ class TileSchedule {
         if (!done[j] && waits_for(nodes_[k], nodes_[j])) return false;
       return !done[k];
     };
-    std::vector<int> begun(nodes_.size(), -1);  // index of the action that starts it
+    std::vector<int> started_by(nodes_.size(), -1);  // index of the action that starts it
     for (bool more = true; more;) {
       more = false;
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
@@ -491,28 +493,28 @@ class TileSchedule {
       }
       if (more) continue;
       TileAction pass;
-      auto behind = done;
+      auto done_after = done;
       for (std::size_t k = 0; k < nodes_.size(); ++k)
-        if (begun[k] >= 0 && is_ready(k, done) &&
-            (pass.remainder_of < 0 || pass.remainder_of == begun[k]))
-          pass.remainder_of = begun[k];
+        if (started_by[k] >= 0 && is_ready(k, done) &&
+            (pass.remainder_of < 0 || pass.remainder_of == started_by[k]))
+          pass.remainder_of = started_by[k];
       for (std::size_t k = 0; k < nodes_.size(); ++k)
-        if (nodes_[k].is_tile() && begun[k] == pass.remainder_of && is_ready(k, done)) {
-          behind[k] = more = true;
+        if (nodes_[k].is_tile() && started_by[k] == pass.remainder_of && is_ready(k, done)) {
+          done_after[k] = more = true;
           if (nodes_[k].fold >= 0)
             pass.folds.push_back(nodes_[k].fold);
           else
             pass.products.push_back(nodes_[k].product);
         }
-      if (pass.remainder_of < 0) make_early(pass, done, behind, begun);
+      if (pass.remainder_of < 0) add_early(pass, done, done_after, started_by);
       // not in a pass that completes early results, since a kernel may skip that pass
       for (std::size_t k = 0; k < nodes_.size() && pass.remainder_of < 0; ++k)
-        if (nodes_[k].store >= 0 && is_ready(k, behind)) {
+        if (nodes_[k].store >= 0 && is_ready(k, done_after)) {
           pass.stores.push_back(nodes_[k].store);
-          behind[k] = more = true;
+          done_after[k] = more = true;
         }
 
-      done = behind;
+      done = done_after;
       if (more) g_.actions.push_back(std::move(pass));
     }
     return std::all_of(done.begin(), done.end(), [](bool b) { return b; });
@@ -534,7 +536,7 @@ class TileSchedule {
       touch(out, g_.code[std::size_t(instr)].view);
     return out;
   }
-  void look_at(TileNode& n) {
+  void find_accesses(TileNode& n) {
     if (n.step)
       return each_view_within(*n.step, [&](const View& v, bool writes) {
         touch(n.reads, v);
@@ -592,13 +594,13 @@ class TileSchedule {
     return true;
   }
   // Adds early reductions and matmuls to a pass that computes a maximum. They may depend on the
-  // maximum and on early reductions of the pass. `begun` is the action that starts a node; a later
-  // pass completes it if this one does not process all of its blocks.
-  void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind,
-                  std::vector<int>& begun) {
-    const SkippedBlock left_out(g_);
-    const auto requested = needed_blocks(g_, left_out, pass.folds, pass.products);
-    const auto ready = behind;
+  // maximum and on early reductions of the pass. `started_by` is the action that starts a node; a
+  // later pass completes it if this one does not process all of its blocks.
+  void add_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& done_after,
+                 std::vector<int>& started_by) {
+    const SkippedBlock skipped(g_);
+    const auto requested = needed_blocks(g_, skipped, pass.folds, pass.products);
+    const auto ready = done_after;
     for (int top : pass.folds) {
       auto& max = g_.code[std::size_t(top)];
       if (pass.top >= 0 || max.code != Code::reduce_max || max.dtype != DType::f32) continue;
@@ -607,43 +609,44 @@ class TileSchedule {
       std::set<int> pending{top};
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
         auto& n = nodes_[k];
-        if (ready[k] || done[k] || begun[k] >= 0 || !n.is_tile()) continue;
+        if (ready[k] || done[k] || started_by[k] >= 0 || !n.is_tile()) continue;
         if (n.product >= 0 && product(n).kind != TileProduct::Kind::over_columns) continue;
         const int value = n.fold >= 0 ? g_.code[std::size_t(n.fold)].args[0] : product(n).value;
         const auto known = scaled(g_, value, top, pending, n.product >= 0);
-        bool whole = true;  // the pass processes all blocks that n requires
-        if (!known || (shift >= 0 && shift != known->shift) || !may_begin(k, done, ready, begun))
+        bool needs_no_other = true;  // the pass processes all blocks that n requires
+        if (!known || (shift >= 0 && shift != known->shift) ||
+            !may_begin(k, done, ready, started_by))
           continue;
-        if (n.fold >= 0 && !is_sum(n.fold, requested, left_out)) continue;
-        if (!wants_all(n, requested, whole)) continue;
+        if (n.fold >= 0 && !is_sum(n.fold, requested, skipped)) continue;
+        if (!needs_each_block(n, requested, needs_no_other)) continue;
         pass.top = top;
         shift = known->shift;
-        begun[k] = int(g_.actions.size());
+        started_by[k] = int(g_.actions.size());
         if (n.fold >= 0) {
           pending.insert(n.fold);
           pass.early_reductions.push_back(n.fold);
         } else
           pass.early_products.push_back(n.product);
-        if (whole) behind[k] = true;
+        if (needs_no_other) done_after[k] = true;
       }
     }
   }
   const TileProduct& product(const TileNode& n) const {
     return g_.products[std::size_t(n.product)];
   }
-  bool is_sum(int fold, const NeededBlocks& requested, const SkippedBlock& left_out) const {
+  bool is_sum(int fold, const NeededBlocks& requested, const SkippedBlock& skipped) const {
     auto& in = g_.code[std::size_t(fold)];
     return in.code == Code::reduce_sum && in.dtype == DType::f32 &&
-           (requested.always || left_out.folds(g_, fold));
+           (requested.always || skipped.folds(g_, fold));
   }
   // Returns true if the node depends only on nodes that are done, reductions of this pass and
   // flags.
   bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
-                 const std::vector<int>& begun) const {
+                 const std::vector<int>& started_by) const {
     auto& n = nodes_[k];
     for (std::size_t j = 0; j < k; ++j) {
       auto& before = nodes_[j];
-      const bool here = ready[j] || begun[j] == int(g_.actions.size());
+      const bool here = ready[j] || started_by[j] == int(g_.actions.size());
       if (done[j]) continue;
       if (before.fold >= 0 && n.folds.count(before.fold) && !here) return false;
       if (meet(before.writes, n.reads) || meet(before.writes, n.writes) ||
@@ -652,8 +655,10 @@ class TileSchedule {
     }
     return true;
   }
-  // Returns true if the node requires each block of the pass; `whole`: and no others.
-  bool wants_all(const TileNode& n, const NeededBlocks& requested, bool& whole) const {
+  // Returns true if the node requires each block of the pass. Clears `needs_no_other` if it
+  // requires other blocks as well.
+  bool needs_each_block(const TileNode& n, const NeededBlocks& requested,
+                        bool& needs_no_other) const {
     const int value = n.fold >= 0 ? n.fold : product(n).value;
     std::set<int> flags;
     if (n.product >= 0) {
@@ -667,7 +672,7 @@ class TileSchedule {
         flags.insert(p);
     for (int p : flags) {
       if (requested.always) return false;
-      whole &= requested.flags.count(p) > 0;
+      needs_no_other &= requested.flags.count(p) > 0;
       for (int w : requested.flags)
         if (!follows(g_.products[std::size_t(w)], g_.products[std::size_t(p)])) return false;
     }
@@ -695,14 +700,15 @@ class TileSchedule {
       const auto strides = strides_of(f.dims, i.view.strides);
       return i.code == c && strides.size() == 1 && same(i.view, strides[0], p);
     };
-    auto made_of_a = [&](int value) {
+    auto combines_a = [&](int value) {
       auto& in = f.code[std::size_t(value)];
       return in.code == Code::bit_or && (is_flag(f.code[std::size_t(in.args[0])], Code::load, a) ||
                                          is_flag(f.code[std::size_t(in.args[1])], Code::load, a));
     };
     return writer > a.at && body_.steps[std::size_t(writer)].kind == Kind::fused &&
-           std::any_of(f.code.begin(), f.code.end(),
-                       [&](auto& i) { return is_flag(i, Code::store, b) && made_of_a(i.args[0]); });
+           std::any_of(f.code.begin(), f.code.end(), [&](auto& i) {
+             return is_flag(i, Code::store, b) && combines_a(i.args[0]);
+           });
   }
   View rooted(View v) const {
     v.slot = body_.root(v.slot);
@@ -744,7 +750,7 @@ std::int64_t TileGroup::fold_result_bytes() const {
 std::unique_ptr<TileGroup> tile_group(const std::vector<Step>& steps, const Program& p,
                                       const std::function<bool(int)>& is_own) {
   const Body body{steps, p, is_own};
-  Finder finder(body);
+  TileFinder finder(body);
   if (!finder.find_space()) return nullptr;
   auto found = finder.find();
   if (!found || !TileSchedule(body, *found).run()) return nullptr;

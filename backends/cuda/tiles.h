@@ -120,7 +120,8 @@ struct SkippedBlock {
   bool folds(const TileGroup&, int fold) const;
 
  private:
-  State look(const TileGroup&, std::size_t);
+  // Replaces the instruction by its form in a skipped block, and returns its state.
+  State simplify(const TileGroup&, std::size_t);
 };
 // The blocks of columns that a pass processes: all blocks if `always`, otherwise each block that at
 // least one of the matmuls in `flags` computes.
@@ -163,6 +164,7 @@ std::unique_ptr<TileGroup> tile_group(const std::vector<program::Step>&, const p
 // Returns the kernel source of a pass, or of an action that reads the flags of matmul N into the
 // variable `flagsN`. The results of reductions begin at the last argument, in bytes of shared
 // memory.
-std::string tile_source(const TileGroup&, const TileAction&, NestContext&, std::int64_t kept_start);
+std::string tile_source(const TileGroup&, const TileAction&, NestContext&,
+                        std::int64_t results_start);
 
 }  // namespace haliax::cuda
