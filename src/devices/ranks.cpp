@@ -361,8 +361,7 @@ Peers* opened() {
                      : "HALIAX_RANKS is mpi";
     fail("ranks",
          "{}, but there is {}; it is built if MPI is installed; HALIAX_PLUGINS=FOLDER adds a "
-         "folder of plugins; "
-         "with HALIAX_RANKS=none each process runs alone",
+         "folder of plugins; with HALIAX_RANKS=none each process runs alone",
          why, in_plugin_folders("mpi"));
   }
   const auto patience = std::chrono::seconds(

@@ -121,8 +121,8 @@ void describe_mixed(const char* op, const Node& a, const Node& b) {
   if (warned.test_and_set()) return;
   fmt::print(stderr,
              "haliax: warning: [{}] f64 {} and f32 {} promote to f64; arrays of "
-             "std::vector<double> are f64, and "
-             "astype(DType::f32) narrows them; this warning is printed once; {}\n",
+             "std::vector<double> are f64, and astype(DType::f32) narrows them; this warning is "
+             "printed once; {}\n",
              op, to_string(visible(wide)), to_string(visible(narrow)), where_of(context().origin));
 }
 }  // namespace

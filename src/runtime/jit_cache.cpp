@@ -191,8 +191,8 @@ void JitCore::Impl::require_devices(const Mesh& mesh, program::Device& backend) 
           ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} adds them there, ", requested)
           : "";
   fail("named_jit", fmt::format("the mesh ({}) has {} devices{}, but backend {} has {}; "
-                                "{}JitOptions::backend or HALIAX_BACKEND "
-                                "selects another; plan() accepts a mesh of any size",
+                                "{}JitOptions::backend or HALIAX_BACKEND selects another; plan() "
+                                "accepts a mesh of any size",
                                 to_string(mesh), requested, mine.ranks ? " on each rank" : "",
                                 backend.name(), there, together));
 }

@@ -175,8 +175,7 @@ struct UserCustomVjp : CustomVjp {
       if (carries.count(c) && !now.count(c))
         fail("custom_vjp",
              "the backward reads an array that it captured from the body of a loop, but the loop "
-             "is rebuilt, as "
-             "for a second derivative; pass that array as an argument");
+             "is rebuilt, as for a second derivative; pass that array as an argument");
     return result;
   }
   std::string fault(const Nodes& operands) const override {

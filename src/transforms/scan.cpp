@@ -96,8 +96,7 @@ class TracedIteration {
     auto created = to_string(n->origin.at),
          scan = to_string(from ? from->at : n->free.front()->origin.at);
     fail("scan",
-         "the function reads a leaked tracer: it was created{} inside scan{} and "
-         "has a value only "
+         "the function reads a leaked tracer: it was created{} inside scan{} and has a value only "
          "there; return it from that function",
          created.empty() ? "" : " at " + created, scan.empty() ? "" : " (" + scan + ")");
   }
@@ -166,8 +165,7 @@ void check_given(const Leaves& y, const Axis& axis) {
     if (!a.empty() && has(a.node()->axes, axis.name))
       fail("scan",
            "the result of an iteration already has axis {}: {}; only arguments are sliced, not "
-           "arrays that the "
-           "function captures",
+           "arrays that the function captures",
            axis.name, a.axes());
 }
 

@@ -142,8 +142,8 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
       if (has(n->axes, hidden.name))
         fail("shard_map",
              "a result {} differs between devices along mesh axis {}, but the mapping {} shards "
-             "none of its axes over "
-             "it; psum or pmean it over {}, or use a mapping in `out` that shards it",
+             "none of its axes over it; psum or pmean it over {}, or use a mapping in `out` that "
+             "shards it",
              shown, mesh_axis, mapping, mesh_axis);
     out[k] =
         NamedArray(at.dims.empty() ? n

@@ -204,8 +204,7 @@ void require_devices(const char* op, const Mesh& mesh) {
          mesh, requested, rank_count(), there / rank_count(), this_rank(), there);
   fail(op,
        "the mesh ({0}) has {1} devices, but there are {2}; set_devices({1}) or HALIAX_DEVICES={1} "
-       "adds more, as threads of "
-       "this process; plan() accepts a mesh of any size",
+       "adds more, as threads of this process; plan() accepts a mesh of any size",
        mesh, requested, there);
 }
 void require_each(const char* op, const char* field, const std::optional<Mappings>& m, int count,

@@ -67,8 +67,7 @@ std::string why_not_donated(const Program& p, int argument) {
   if (read.loop >= 0 && read.loop == write.loop)
     return fmt::format(
         "{}, in a loop whose iterations read more of it than they write: {}; pass it as "
-        "an argument of "
-        "scan, which slices it",
+        "an argument of scan, which slices it",
         created, describe(*read.step));
   return fmt::format(
       "{}, but not from it: it is last read by {}; updated_slice, "
