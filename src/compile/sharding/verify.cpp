@@ -627,7 +627,7 @@ void verify(const Plan& plan, const GlobalGraph& graph, const char* after,
   OrderCheck{check}.run();
   ShardingCheck{check}.run();
   LoopCheck{check}.run();
-  if (requested) ShardingCheck{check}.results(*requested);
+  if (requested) ShardingCheck{check}.check_results(*requested);
 }
 void verify_device(const Plan& plan, const GlobalGraph& graph, int device,
                    const std::vector<NodePtr>& created, const char* after) try {
