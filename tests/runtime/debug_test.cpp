@@ -301,7 +301,7 @@ TEST_CASE("debug: an op that raises outside of jit runs only once") {
   auto x = (arange(Batch) * 1.).eval();
   auto live = exp(x * 3.), other = sum(live * x);  // intermediates that are still referenced
   auto y = refuses(live + other, "batch");
-  CHECK(error_of([&] { return y.floats(); }) == "[refuses] as ever");
+  CHECK(error_of([&] { return y.floats(); }).starts_with("[refuses] as ever; debug_test.cpp:"));
   CHECK(ran == 1);
   CHECK(live.floats()[0] == 1);
 }
