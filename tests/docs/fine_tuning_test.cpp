@@ -102,6 +102,17 @@ TEST_CASE("fine-tuning: adapters of layers by path train alone, and are merged")
   CHECK(difference(tuned.encoder.weight, model.encoder.weight) == 0);
 
   auto merged = nn::merge_lora(tuned);
+  Folder folder;
+  const auto adapter = folder.path + "/adapter_model.safetensors";
+  write_safetensors(adapter,
+                    to_state_dict(filter(tuned, "lora"), {}, {.prefix = "base_model.model"}));
+
+  auto like = nn::with_lora(model, {"encoder"}, 2, random::key(2), {.alpha = 4});
+  auto part = from_state_dict(read_safetensors(adapter), filter(like, "lora"),
+                              {.prefix = "base_model.model"});
+  auto loaded = combine(part, like);
+  CHECK(read_safetensors(adapter).find("base_model.model.encoder.lora_A.weight"));
+  CHECK(loaded(x).floats() == tuned(x).floats());
 
   CHECK(difference(merged(x), tuned(x)) < 1e-6);
 }
