@@ -49,7 +49,8 @@ bool multiply(const program::HostProduct& p) {
 class CustomStep final : public CompiledStep {
  public:
   explicit CustomStep(const program::Step& step)
-      : workers_(threads()), calls_(step, workers_), first_(step.custom.arrays.size()) {
+      : workers_(threads()), uses_threads_(step.custom.uses_threads), calls_(step, workers_),
+        first_(step.custom.arrays.size()) {
     const auto& what = step.custom;
     for (auto& view : what.arrays) places_.emplace_back(view);
     const std::int64_t each =
@@ -59,6 +60,11 @@ class CustomStep final : public CompiledStep {
   void run(Frame& frame) override {
     for (std::size_t k = 0; k < places_.size(); ++k) first_[k] = places_[k].at(frame);
     const std::int64_t points = calls_.points();
+    if (uses_threads_ && points < workers_) {  // each call uses all threads
+      program::HostProductScope scope(multiply);
+      calls_.run(first_.data(), 0, points);
+      return calls_.rethrow();
+    }
     parallel_for((points + per_block_ - 1) / per_block_, workers_,
                  [&](std::int64_t block, int worker) {
                    program::HostProductScope scope(multiply);
@@ -70,6 +76,7 @@ class CustomStep final : public CompiledStep {
 
  private:
   int workers_;
+  bool uses_threads_;
   program::CustomCalls calls_;
   std::vector<Place> places_;  // by array
   std::vector<void*> first_;   // first element of each array, in this run

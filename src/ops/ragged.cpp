@@ -1,6 +1,6 @@
 // Contractions by groups of rows, whose sizes are known only when the program runs. The step is a
-// function: on the host one matmul per group, on the rows of the group; on a GPU one thread per
-// element of the result.
+// function: on the host one matmul per group, on the rows of the group, in parallel; on a GPU one
+// thread per element of the result.
 #include "ops/ragged.h"
 
 #include <algorithm>
@@ -70,6 +70,7 @@ void run_ragged(void* const* data, const std::int64_t* sizes,
                 const std::int64_t* const* strides) noexcept {
   try {
     const RaggedCall c{data, sizes, strides, int(bytes_of(dtype))};
+    program::HostProducts products;
     c.each_group([&](std::int64_t group, std::int64_t first, std::int64_t count) {
       auto* out = c.at(kOut, first, 0);
       if (group < 0) return c.zero(out, count, strides[kOut][kRows]);
@@ -83,8 +84,9 @@ void run_ragged(void* const* data, const std::int64_t* sizes,
       p.b_k = strides[kB][kInner];
       p.out = out;
       p.out_m = strides[kOut][kRows];
-      program::multiply(p);
+      products.add(p);
     });
+    products.run();
   } catch (...) {
     haliax::detail::kernel_has_thrown();
   }
@@ -94,6 +96,7 @@ void run_ragged_sums(void* const* data, const std::int64_t* sizes,
                      const std::int64_t* const* strides) noexcept {
   try {
     const RaggedCall c{data, sizes, strides, int(bytes_of(dtype))};
+    program::HostProducts products;
     c.each_group([&](std::int64_t group, std::int64_t first, std::int64_t count) {
       if (group < 0) return;
       auto* out = c.at(kOut, 0, group);
@@ -108,8 +111,9 @@ void run_ragged_sums(void* const* data, const std::int64_t* sizes,
       p.b_k = strides[kB][kRows];
       p.out = out;
       p.out_m = strides[kOut][kInner];
-      program::multiply(p);
+      products.add(p);
     });
+    products.run();
   } catch (...) {
     haliax::detail::kernel_has_thrown();
   }
@@ -190,19 +194,12 @@ std::string ragged_fault(const Node& n) {
                         find(*n.in[1], r.columns) && find(n, r.columns) && find(*n.in[2], r.groups);
   return complete ? "" : fault_of_sizes(n);
 }
-// Returns the number of parts of the columns, which run in parallel.
-std::int64_t parts_of(std::int64_t columns) {
-  std::int64_t parts = std::clamp<std::int64_t>(columns / 96, 1, 16);
-  while (columns % parts != 0) --parts;
-  return parts;
-}
 void ragged_lower(const Node& n, Emit& e) {
   auto r = RaggedAttr::of(n);
   const Axis rows = ragged_axis(n, r.rows), groups = ragged_axis(n, r.groups),
              inner = ragged_axis(n, r.inner), columns = ragged_axis(n, r.columns);
   if (n.size() == 0) return;
   if (rows.size == 0 || groups.size == 0 || inner.size == 0) return e.zero(e.result(), n.axes);
-  const auto parts = parts_of(columns.size);
   Axes batch;
   for (auto& a : n.axes)
     if (a.name != r.rows && a.name != r.groups && a.name != r.inner && a.name != r.columns)
@@ -215,13 +212,8 @@ void ragged_lower(const Node& n, Emit& e) {
   for (std::size_t k = 0; k < 3; ++k)
     s.custom.arrays.push_back(Emit::view(e.operand(k), n.in[k]->axes, dims));
   s.custom.arrays.push_back(Emit::view(e.result(), n.axes, dims));
-  // splits the columns into an outer dim of parts
-  const auto at = std::ptrdiff_t(batch.size());
-  s.custom.dims.insert(s.custom.dims.begin() + at, parts);
-  s.custom.dims.back() /= parts;
-  for (auto& v : s.custom.arrays)
-    v.strides.insert(v.strides.begin() + at, v.strides.back() * s.custom.dims.back());
-  s.custom.outer = int(batch.size()) + 1;
+  s.custom.outer = int(batch.size());
+  s.custom.uses_threads = true;
   const bool sums = n.op == &kRaggedSums;
   s.custom.run = run_of(n.dtype, sums);
   s.custom.text = sums ? program::CustomText{kRaggedSumsText, {kGroups, kInner, kColumns}}

@@ -1,9 +1,11 @@
 // Matmuls of functions that run on the host.
 #include "program/host_product.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "base/scalar.h"
+#include "base/thread_pool.h"
 
 namespace haliax::program {
 
@@ -29,6 +31,63 @@ void multiply(const HostProduct& p) {
       scalar::store(p.dtype, static_cast<std::byte*>(p.out) + (i * p.out_m + j * p.out_n) * bytes,
                     {sum, 0});
     }
+}
+
+namespace {
+
+constexpr double least_parallel = 1 << 20;  // multiplications
+// Columns of a part: full panels of the kernels, and few enough parts that each pays for its
+// copies.
+constexpr std::int64_t columns_of_panel = 48, fewest_part_columns = 192;
+
+double multiplications(const HostProduct& p) { return double(p.m) * double(p.n) * double(p.k); }
+std::vector<HostProduct>& empty_tasks() {
+  static thread_local std::vector<HostProduct> tasks;
+  tasks.clear();
+  return tasks;
+}
+
+}  // namespace
+
+HostProducts::HostProducts() : tasks_(empty_tasks()) {}
+
+void HostProducts::run() {
+  auto* kernel = kernel_in_scope;
+  double all = 0;
+  for (auto& p : tasks_) all += multiplications(p);
+  if (!kernel || threads() == 1 || all < least_parallel) {
+    for (auto& p : tasks_) multiply(p);
+    return;
+  }
+  split(all / (2 * threads()));
+  parallel_for(std::int64_t(tasks_.size()), threads(), [&](std::int64_t task, int) {
+    HostProductScope scope(kernel);
+    multiply(tasks_[std::size_t(task)]);
+  });
+}
+// Splits the columns of matmuls that have more multiplications than `most`. The results are bitwise
+// independent of the split, so it may depend on the number of threads.
+void HostProducts::split(double most) {
+  const auto count = tasks_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto p = tasks_[i];
+    const auto parts =
+        std::clamp<std::int64_t>(std::int64_t(multiplications(p) / most + 0.5), 1,
+                                 std::max<std::int64_t>(1, p.n / fewest_part_columns));
+    const auto columns =
+        ((p.n + parts - 1) / parts + columns_of_panel - 1) / columns_of_panel * columns_of_panel;
+    const auto bytes = scalar::bytes_per(p.dtype);
+    for (std::int64_t first = 0; parts > 1 && first < p.n; first += columns) {
+      auto part = p;
+      part.n = std::min(columns, p.n - first);
+      part.b = static_cast<const std::byte*>(p.b) + first * p.b_n * bytes;
+      part.out = static_cast<std::byte*>(p.out) + first * p.out_n * bytes;
+      if (first == 0)
+        tasks_[i] = part;
+      else
+        tasks_.push_back(part);
+    }
+  }
 }
 
 }  // namespace haliax::program

@@ -2,6 +2,7 @@
 // groups of rows, whose sizes are known only when the step runs.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "haliax/dtype.h"
 
@@ -24,6 +25,19 @@ using HostProductKernel = bool (*)(const HostProduct&);
 
 // Computes a matmul with the kernel in scope on this thread, or with plain loops.
 void multiply(const HostProduct&);
+
+// Matmuls that write different arrays. With a kernel in scope, they run in parallel on the threads
+// of the process, and large ones are split by columns.
+class HostProducts {
+ public:
+  HostProducts();
+  void add(const HostProduct& p) { tasks_.push_back(p); }
+  void run();
+
+ private:
+  void split(double most);
+  std::vector<HostProduct>& tasks_;  // memory of this thread
+};
 
 // Sets the kernel of this thread for the length of a scope. A backend opens it around the functions
 // that it calls.

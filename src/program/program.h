@@ -242,6 +242,7 @@ struct Custom {
   std::vector<View> arrays;  // the operands, then the result, which shares no memory with them
   CustomRun run = nullptr;
   CustomText text = {};
+  bool uses_threads = false;  // the function splits its work over the threads itself
 };
 // An action of the host on values, such as printing them. An exception ends the run of the program.
 struct HostCall {

@@ -253,6 +253,37 @@ TEST_CASE("ragged_dot in bf16 equals a dot per group, for groups of any size and
   CHECK(close(w_grad, w_expected));
 }
 
+TEST_CASE("ragged_dot and its gradients are bitwise equal for any number of threads") {
+  const Axis Row("row", 700), In("in", 130), Out("out", 1000), Group("group", 4);
+  auto sizes = array(std::vector<std::int64_t>{0, 500, 30, 150}, Group);
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    auto x = random::normal(random::key(1), {Row, In}, dtype).eval(),
+         w = random::normal(random::key(2), {Group, In, Out}, dtype).eval(),
+         g = random::normal(random::key(3), {Row, Out}, dtype).eval();
+    auto f = [&](const std::pair<NamedArray, NamedArray>& of) {
+      return ragged_dot(of.first, of.second, sizes, In);
+    };
+    auto values = [&](int count) {
+      set_threads(count);
+      auto [y, back] = vjp(f, std::pair(x, w));
+      auto [x_grad, w_grad] = back(g);
+      std::vector<double> out;
+      for (auto& a : {y, x_grad, w_grad}) {
+        auto more = a.doubles();
+        out.insert(out.end(), more.begin(), more.end());
+      }
+      return out;
+    };
+    auto one = values(1), three = values(3);
+    set_threads(0);  // the default
+    CHECK(one == three);
+    auto expected = dot(haliax::at(x, Row, 500), haliax::at(w, Group, 2), In).astype(DType::f32);
+    auto [y, back] = vjp(f, std::pair(x, w));
+    CHECK(largest(haliax::at(y, Row, 500).astype(DType::f32) - expected) <
+          0.006 * largest(expected));
+  }
+}
+
 TEST_CASE("MoELinear multiplies sorted rows by the weight of their expert, in both orders") {
   auto x = random::normal(random::key(0), {Token, Embed});
   auto sizes = array(std::vector<std::int32_t>{2, 0, 3, 2}, Experts);
