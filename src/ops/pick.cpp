@@ -92,6 +92,31 @@ Linear scatter_zero_in(const Node& n, std::size_t k) {
   if (k > 1 || scatter_monoid(n) != Monoid::sum) return Linear::no;
   return !is_number(n.in[0], 0) ? Linear::all : k == 1 ? Linear::one : Linear::no;
 }
+// ---- gradients of gathers ----
+// Returns the inverse of a permutation along an axis, or null if the ids are no permutation.
+NodePtr inverse_permutation(G ids, Name axis) {
+  auto permutes = [&](G n) { return n->op == &kArgsort && AlongAttr::of(*n).axis == axis; };
+  if (!permutes(ids)) return nullptr;
+  return permutes(ids->in[0]) ? ids->in[0] : argsort(ids, axis);
+}
+// The cotangent of rows that a permutation picks: a gather by the inverse permutation, which is
+// cheaper than a sum of updates. Returns null for other gathers, and for short rows, for which the
+// sort of the inverse permutation costs more.
+constexpr std::int64_t kLongRow = 16;
+NodePtr permuted_back(const Node& o, G g) {
+  auto &table = o.in[0], &ids = o.in[1];
+  auto picked = picks_of(o, 1);
+  if (picked.size() != 1 || table->size() < kLongRow * ids->size()) return nullptr;
+  const Name axis = picked[0].first;
+  const auto own = without(ids->axes, table->axes);  // the axes of the ids that the table lacks
+  const Name along = own.empty() ? axis : own[0].name;
+  auto *from = find(*ids, along), *to = find(*table, axis);
+  if (own.size() > 1 || !from || from->size != to->size) return nullptr;
+  if (along != axis && has(ids->axes, axis)) return nullptr;
+  auto inverse = inverse_permutation(ids, along);
+  if (!inverse) return nullptr;
+  return gather(g, {{along, rename(inverse, {along}, {axis})}}, table->axes, Outside::clamp);
+}
 // ---- gradients of scatters ----
 // Returns zeros (or ones) with `updates` combined at the positions of the scatter.
 NodePtr combined(const Node& o, double start, G updates, Update how, bool clamp) {
@@ -143,6 +168,7 @@ const Op kGather{.name = "take",
                      [](G o, G g) {
                        auto& table = o->in[0];
                        Nodes out(o->in.size());
+                       if ((out[0] = permuted_back(*o, g))) return out;
                        bool clamp = GatherAttr::of(*o).outside == Outside::clamp;
                        out[0] = scatter(filled(0, table->dtype, table->axes), g, picks_of(*o, 1),
                                         Update::add, clamp);

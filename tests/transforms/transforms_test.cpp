@@ -519,3 +519,44 @@ TEST_CASE("stop_gradient blocks gradients, and eval_shape returns shapes") {
   CHECK(shape.second.dtype() == DType::i32);
   CHECK_THROWS_AS(shape.first.doubles(), Error);
 }
+
+TEST_CASE("the gradient of take by a permutation is a take by the inverse permutation") {
+  const Axis Row("row", 20), Place("place", 20), Embed("embed", 24);
+  auto table = random::normal(random::key(0), {Batch, Row, Embed}).eval();
+  auto keys = random::uniform(random::key(1), {Batch, Row}).eval();
+  auto other = rename(keys, {{"row", "place"}}).eval();
+  using Value = const NamedArray&;
+  auto check = [&](const char* name, auto take_rows, Value by) {
+    INFO(name);
+    auto gradient = [&](Value x, Value k) {
+      return grad([&](Value t) { return sum(square(take_rows(t, k)) * take_rows(t, k)); })(x);
+    };
+    auto f = jit(gradient);
+    auto got = f(table, by);
+    CHECK(f.report().program.find("scatter") == std::string::npos);
+    // the gradient of the sum of the cubes does not depend on the order of the rows
+    CHECK(difference(got, (3.f * square(table)).eval(), 1e-5) == "");
+  };
+  check(
+      "of the axis itself", [](Value t, Value k) { return take(t, "row", argsort(k, "row")); },
+      keys);
+  check(
+      "of a new axis", [](Value t, Value k) { return take(t, "row", argsort(k, "place")); }, other);
+  check(
+      "an inverse",
+      [](Value t, Value k) { return take(t, "row", argsort(argsort(k, "row"), "row")); }, keys);
+  // The cotangent of each row has the weight of its position in the order.
+  auto weights = random::normal(random::key(2), {Batch, Row, Embed}).eval();
+  auto weighted = [&](Value t) { return sum(take(t, "row", argsort(keys, "row")) * weights); };
+  auto by_inverse = take(weights, "row", argsort(argsort(keys, "row"), "row"));
+  auto got = grad(weighted)(table);
+  CHECK(max(abs(got - by_inverse)).item() == 0);
+  // Rows that are picked twice are no permutation.
+  auto twice = jit([](Value x, Value k, Value w) {
+    auto rows = floor_divide(argsort(k, "row"), 2);
+    return grad([&](Value t) { return sum(take(t, "row", rows) * w); })(x);
+  });
+  auto doubled = twice(table, keys, weights);
+  CHECK(twice.report().program.find("scatter") != std::string::npos);
+  CHECK(max(abs(sum(doubled, "row") - sum(weights, "row"))).item() < 1e-4);
+}
