@@ -224,8 +224,13 @@ ContractDims dims_of(const Contract& c) {
   return s;
 }
 
-std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k, bool must_pack_a,
-                                              bool must_pack_b) {
+namespace {
+
+// The arrays to pack: operands that must be packed, and the result.
+struct Packs {
+  bool a = false, b = false, out = false;
+};
+std::optional<MatrixProducts> fewest_copies(const Contract& c, bool unsplit_k, Packs packs) {
   auto unit = [](const MatrixDims& dims) {
     return std::any_of(dims.begin(), dims.end(), [](auto& d) { return d.n > 1 && d.out == 1; });
   };
@@ -233,26 +238,41 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k,
   const bool swapped = !unit(unpacked.n) && unit(unpacked.m);
   if (swapped) {
     swap_operands(unpacked);
-    std::swap(must_pack_a, must_pack_b);
+    std::swap(packs.a, packs.b);
   }
 
-  for (int packs = 0; packs < 4; ++packs) {  // pack nothing, a, b, both
-    const bool a = packs & 1, b = packs & 2;
-    if ((must_pack_a && !a) || (must_pack_b && !b)) continue;
+  for (int copies = 0; copies < 4; ++copies) {  // pack nothing, a, b, both
+    const bool a = copies & 1, b = copies & 2;
+    if ((packs.a && !a) || (packs.b && !b)) continue;
     auto s = unpacked;
-    s.normalize();
     MatrixProducts p;
     p.swapped = swapped;
+    if (packs.out) p.pack_out = pack_out(s);
+    s.normalize();
     if (a) p.pack_a = pack(s, &MatrixDim::a, &ContractDims::m);
     if (b) p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n);
     s.normalize();
     if (!choose(p, s, unsplit_k)) continue;
     // matrices so small, or sums so short, that a copy is faster
     const bool short_sums = p.k.n < 32 && points(p.k_outer) >= 8;
-    if (packs < 3 && !p.k_outer.empty() && (matrix_size(p) <= 4096 || short_sums)) continue;
+    if (copies < 3 && !p.k_outer.empty() && (matrix_size(p) <= 4096 || short_sums)) continue;
     return p;
   }
   return {};
+}
+
+}  // namespace
+
+std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k, bool must_pack_a,
+                                              bool must_pack_b, bool may_pack_out) {
+  // Matrices with fewer columns, and with fewer multiplications, are slower than a copy of the
+  // result, if the copy allows matrices that are larger by this factor.
+  constexpr std::int64_t kFewColumns = 16, kSmall = 1 << 15, kWorthCopy = 4;
+  auto best = fewest_copies(c, unsplit_k, {must_pack_a, must_pack_b, false});
+  const bool small = best && best->n.n < kFewColumns && matrix_size(*best) < kSmall;
+  if (!may_pack_out || !small || c.accumulate || c.m.empty() || c.n.empty()) return best;
+  auto copied = fewest_copies(c, unsplit_k, {must_pack_a, must_pack_b, true});
+  return copied && matrix_size(*copied) >= kWorthCopy * matrix_size(*best) ? copied : best;
 }
 
 double computed_fraction(const Contract& c, const unsigned char* flags) {

@@ -64,6 +64,7 @@ TEST_CASE("convolutions of many channels and their gradients match the reference
       check(nn::Conv::init(axes, In, Features, 3, key, {.padding = 1}));
       check(nn::Conv::init(axes, In, Features, {2, 3}, key, {.dilation = {1, 2}}));
       check(nn::Conv::init(axes, In, Features, 3, key, {.stride = 2, .padding = 1}));
+      check(nn::Conv::init(axes, In, Features, {2, 3}, key, {.stride = {2, 3}}));
       check(nn::ConvTranspose::init(axes, In, Features, 4, key, {.stride = 2, .padding = 1}));
       check(nn::ConvTranspose::init(axes, In, Features, 3, key, {}));
     }
