@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/thread_pool.h"
+#include "correlation.h"
 #include "gemm.h"
 #include "kernels.h"
 #include "vector_product.h"
@@ -477,12 +478,14 @@ class LoopContractStep final : public CompiledStep {
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Context& context) {
+  if (auto created = make_correlation(step)) return created;
   if (auto created = make_vector_product(step, context)) return created;
   if (auto plan = plan_matmul(step.contract, context.workers))
     return std::make_unique<MatmulStep>(step, context, std::move(plan));
   return std::make_unique<LoopContractStep>(step.contract);
 }
 std::int64_t contract_scratch(const program::Step& step, int workers) {
+  if (is_correlation(step)) return 0;
   if (auto bytes = vector_product_scratch(step)) return *bytes;
   auto plan = plan_matmul(step.contract, workers);
   return plan ? plan->scratch() : 0;

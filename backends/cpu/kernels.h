@@ -218,6 +218,22 @@ struct Stencil {
   DType out_type;
 };
 
+// Products of rows of y with shifted rows of x, summed over rows and columns:
+//
+//   sums[t] = sum over r and i of y[r, i] * x[r, offset[t] + i]
+//
+// x and y are f32 or bf16, and sums are f32.
+struct Correlation {
+  static constexpr int most_taps = 8;
+  std::int64_t n, rows;  // columns and rows
+  const void *x, *y;
+  std::int64_t x_row, y_row;  // distances of rows, in elements
+  DType type;
+  int taps;
+  const std::int64_t* offsets;  // in elements, by tap
+  float* sums;                  // by tap
+};
+
 // Running sums of several lines. Sums accumulate in f64 and are rounded when they are written.
 // reverse: from the end of each line to its start.
 struct RunningSums {
@@ -271,6 +287,7 @@ struct Kernels {
   void (*vector_product)(const VectorProduct&);
   void (*running_sums)(const RunningSums&);
   void (*stencil)(const Stencil&);
+  void (*correlation)(const Correlation&);
   // Sorts each column of a dense array of n rows of `sort_columns` values.
   void (*sort_block)(std::int64_t* items, std::int64_t n);
 };

@@ -24,6 +24,8 @@ const Pass kPasses[] = {
     // ---- the global graph ----
     {"strip_wraps", "drops tracers and custom gradients; region boundaries stay", Stage::graph,
      false, [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
+    {"window_sums", "computes depthwise convolutions elementwise", Stage::graph, true,
+     [](Compilation& c) { c.roots = window_sums(c.roots); }},
     {"scores", "marks attention scores too large to materialize as regions", Stage::graph, true,
      [](Compilation& c) {
        c.roots = with_score_boundaries(c.roots, c.options.scores_budget, c.options.chunk_depth, {},

@@ -54,35 +54,24 @@ NodePtr convolution(NodePtr x, NodePtr w, const Spatials& all, const Axes& out) 
   }
   return prim::contract_windows(x, w, attr, out, x->dtype);
 }
-// One channel per group: the sum over kernel positions of an elementwise product, which is one
-// kernel without a contraction. In `out`, the groups precede the channels of a group. A result of
-// one channel lacks that axis. Sums of 16-bit floats are f32, and so is their result.
+// One channel per group: the compiler computes the contraction elementwise. In `out`, the groups
+// precede the channels of a group. A result of one channel lacks that axis. Sums of 16-bit floats
+// are f32, and so is their result.
 NodePtr depthwise(NodePtr x, NodePtr w, const Spatials& all, const Axes& out, Name channels) {
-  for (auto& s : all) x = padded(x, s.axis, s.before, s.after);
   const auto at = dim_of(out, channels);
-  const bool one_channel = out[at].size == 1;
   auto axes = out;
-  if (one_channel) {
+  if (out[at].size == 1) {
     axes.erase(axes.begin() + std::ptrdiff_t(at));
     w = prim::slice(w, channels, 0, 1, 1, true);
   }
-  const DType sums = bytes_of(x->dtype) == 2 ? DType::f32 : x->dtype;
-  NodePtr total;
-  std::int64_t positions = 1;
-  for (auto& s : all) positions *= s.kernel_size;
-  for (std::int64_t at = 0; at < positions; ++at) {
-    auto part = x, factor = w;
-    auto rest = at;
-    for (std::size_t i = all.size(); i-- > 0; rest /= all[i].kernel_size) {
-      auto k = rest % all[i].kernel_size;
-      part = prim::slice(part, all[i].axis, k * all[i].dilation, all[i].out, all[i].stride);
-      factor = prim::slice(factor, all[i].kernel, k, 1, 1, true);
-    }
-    auto term =
-        prim::map(prim::kMul, {prim::cast(part, sums), prim::cast(factor, sums)}, sums, &axes);
-    total = total ? prim::add(total, term) : term;
+  WindowAttr attr;
+  for (auto& s : all) {
+    x = padded(x, s.axis, s.before, s.after);
+    attr.kernels.push_back({Axis(s.kernel, s.kernel_size), attr.sides.size(), s.dilation});
+    attr.sides.push_back({s.axis, s.out, s.stride});
   }
-  return prim::fit(total, axes);
+  const DType sums = bytes_of(x->dtype) == 2 ? DType::f32 : x->dtype;
+  return prim::contract_windows(x, w, attr, axes, sums);
 }
 
 // The parts of a layer that both kinds of convolution share.

@@ -207,6 +207,24 @@ bool has_all_sides(const Node& n, const WindowAttr& w) {
                       [&](auto& k) { return find(n, k.axis.name); });
 }
 
+// Returns true if the contraction of windows with a weight has only degenerate matmuls: the weight
+// has one input channel or one result channel for each channel of x, and the sum has few terms.
+constexpr std::int64_t kMostTerms = 1024, kMostChannels = 8;
+bool is_depthwise(const Axes& windows, const Axes& weight, const WindowAttr& w,
+                  const Axes& remaining) {
+  const auto shared = common(windows, weight), summed = without(shared, remaining);
+  if (axis_size(common(shared, remaining)) == 1 || axis_size(summed) > kMostTerms) return false;
+  // each contracted axis is in both operands, and all kernel axes are contracted
+  if (!without(without(joined(windows, weight), remaining), shared).empty()) return false;
+  std::int64_t inputs = axis_size(summed);
+  for (auto& k : w.kernels) {
+    if (!has(summed, k.axis.name)) return false;
+    inputs /= k.axis.size;
+  }
+  const auto outputs = axis_size(without(weight, shared));
+  return std::min(inputs, outputs) == 1 && std::max(inputs, outputs) <= kMostChannels;
+}
+
 // Returns true if the windowed axes are next to each other in x, in this order, and each has one
 // kernel axis and a stride of 1.
 bool can_flatten(const Node& x, const WindowAttr& w) {
@@ -317,8 +335,42 @@ NodePtr window(G x, const WindowAttr& w) {
 NodePtr contract_windows(G x, G weight, const WindowAttr& w, const Axes& remaining, DType dtype) {
   const bool all_sides =
       std::all_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return has(remaining, s.axis); });
-  return all_sides && can_flatten(*x, w) ? contract_flat_windows(x, weight, w, remaining, dtype)
-                                         : contract(window(x, w), weight, remaining, dtype);
+  if (all_sides && can_flatten(*x, w)) {
+    auto windows = x->axes;
+    for (auto& k : w.kernels) windows.push_back(k.axis);
+    if (!is_depthwise(windows, weight->axes, w, remaining))
+      return contract_flat_windows(x, weight, w, remaining, dtype);
+  }
+  return contract(window(x, w), weight, remaining, dtype);
+}
+NodePtr sum_over_positions(const Node& n) {
+  std::size_t k = 0;
+  while (k < n.in.size() && n.in[k]->op != &kWindow) ++k;
+  if (n.op != &kContract || k == n.in.size()) return nullptr;
+  const auto w = WindowAttr::of(*n.in[k]);
+  const auto &windows = n.in[k], &weight = n.in[1 - k];
+  if (!is_depthwise(windows->axes, weight->axes, w, n.axes)) return nullptr;
+  const DType sums = bytes_of(n.dtype) == 2 ? DType::f32 : n.dtype;
+  const auto summed = without(common(windows->axes, weight->axes), n.axes);
+  NodePtr total;
+  for (std::int64_t at = 0; at < axis_size(summed); ++at) {
+    auto x = windows->in[0], factor = weight;
+    std::vector<std::int64_t> start(w.sides.size(), 0);
+    auto rest = at;
+    for (auto a = summed.rbegin(); a != summed.rend(); rest /= a->size, ++a) {
+      const auto position = rest % a->size;
+      if (auto* kernel = w.kernel(a->name))
+        start[kernel->side] += position * kernel->dilation;
+      else
+        x = slice(x, a->name, position, 1, 1, true);
+      factor = slice(factor, a->name, position, 1, 1, true);
+    }
+    for (std::size_t s = 0; s < w.sides.size(); ++s)
+      x = slice(x, w.sides[s].axis, start[s], w.sides[s].size, w.sides[s].stride);
+    auto term = map(kMul, {cast(x, sums), cast(factor, sums)}, sums, &n.axes);
+    total = total ? add(total, term) : term;
+  }
+  return cast(total, n.dtype);
 }
 NodePtr unwindow_contraction(G y, G weight, const WindowAttr& w, const Axes& full, DType dtype) {
   return Adjoint(w, full, dtype).of(y, weight);
@@ -333,7 +385,9 @@ NodePtr unwindow_contractions(G g, const WindowAttr& w, const Axes& full) {
     auto b = a ? unwindow_contractions(c->in[1], w, full) : nullptr;
     return b ? add(a, b) : nullptr;
   }
-  for (std::size_t k = 0; c->op == &kContract && k < 2; ++k)
+  // A contraction that sums nothing is an elementwise multiplication.
+  const bool multiplies = c->op == &kContract || combines(*c, Monoid::prod);
+  for (std::size_t k = 0; multiplies && k < 2; ++k)
     if (auto& weight = c->in[k], &y = c->in[1 - k];
         has_all_kernels(*weight, w) && has_all_sides(*y, w))
       return unwindow_contraction(y, weight, w, full, g->dtype);

@@ -32,9 +32,9 @@ struct WindowAttr {
 // nothing: the result reads the memory of x.
 NodePtr window(const NodePtr& x, const WindowAttr&);
 // Returns contract(window(x, ...), weight, remaining, dtype). If the windows of several axes that
-// are adjacent in x have a stride of 1, the axes are flattened, so that the matmuls have one long
-// axis of positions. The positions at the end of each row, whose windows wrap around, are computed
-// and sliced off.
+// are adjacent in x have a stride of 1, the axes are flattened for matmuls, which then have one
+// long axis of positions. The positions at the end of each row, whose windows wrap around, are
+// computed and sliced off.
 NodePtr contract_windows(const NodePtr& x, const NodePtr& weight, const WindowAttr&,
                          const Axes& remaining, DType);
 // The adjoint of `window`: adds the windows g at their places in an array with the axes `full`. If
@@ -45,6 +45,10 @@ NodePtr unwindow(const NodePtr& g, const WindowAttr&, const Axes& full);
 // axes: a transposed convolution. Contracts over the axes of both that `full` lacks.
 NodePtr unwindow_contraction(const NodePtr& y, const NodePtr& weight, const WindowAttr&,
                              const Axes& full, DType);
+// Returns a contraction of windows over their kernel axes as a sum of elementwise products, one per
+// kernel position, if the weight has one number per position and channel (a depthwise
+// convolution). Such a sum is one kernel without a matmul. Returns null for other nodes.
+NodePtr sum_over_positions(const Node&);
 extern const Op kWindow;
 
 }  // namespace haliax::prim

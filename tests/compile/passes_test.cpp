@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "compile/traced.h"
+#include "haliax/conv.h"
 #include "support/golden_dir.h"
 
 using namespace haliax;
@@ -130,6 +131,13 @@ const std::vector<PassExample> examples{
        auto f = custom_vjp([](In x) { return exp(x); }, [](const std::tuple<NamedArray>&, In y,
                                                            In g) { return std::tuple(g * y); });
        return Leaves{f(in[0])};
+     }},
+    {"window_sums",
+     "a depthwise convolution of x with w, with kernels of 2 positions",
+     {{"x", {A, Axis("t", 5)}}, {"w", {Axis("out", 2), Axis("a", 1), Axis("t", 2)}}},
+     [](const Leaves& in) {
+       nn::Conv layer{in[1], {}, {"t"}, A, Axis("out", 2), 2, 1, {}, 1, 2};
+       return Leaves{layer(in[0])};
      }},
     {"scores",
      "e = exp(dot(q, k, \"d\")); dot(e, v, \"k\") / sum(e, \"k\"), with a "

@@ -70,6 +70,57 @@ TEST_CASE("convolutions of many channels and their gradients match the reference
     }
 }
 
+TEST_CASE("depthwise convolutions and their gradients match the reference") {
+  const Names axes{"row", "col"};
+  const Axis In("channel", 12), Features("out", 12), Twice("out", 24), R("row", 19);
+  auto check = [&](const auto& layer, DType dtype, std::int64_t columns) {
+    INFO(std::string(name_of(dtype)), " columns ", columns);
+    auto x = random::normal(random::key(3), {Batch.resize(3), In, R, Axis("col", columns)});
+    CHECK(worst_to_reference(layer, x, dtype) < (dtype == DType::bf16 ? 0.015 : 1e-5));
+  };
+  const auto key = random::key(0);
+  for (DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (std::int64_t columns : {10, 21, 40}) {
+      auto convolution = [&](const Axis& out, const nn::PerAxis& kernel, nn::ConvOptions o) {
+        o.groups = In.size;
+        check(nn::Conv::init(axes, In, out, kernel, key, o), dtype, columns);
+      };
+      convolution(Features, 7, {.padding = 3});
+      convolution(Features, {3, 5}, {.dilation = {2, 1}});
+      convolution(Features, 3, {.stride = 2, .padding = 1});
+      convolution(Features, {3, 2}, {.stride = {1, 3}, .padding = "SAME"});
+      convolution(Twice, 3, {.padding = 1});
+      check(nn::ConvTranspose::init(axes, In, Features, 4, key,
+                                    {.stride = 2, .padding = 1, .groups = In.size}),
+            dtype, columns);
+      check(nn::ConvTranspose::init(axes, In, Twice, 3, key, {.groups = In.size}), dtype, columns);
+    }
+}
+
+TEST_CASE("a depthwise convolution and the gradient of its weight are one step each") {
+  const Axis In("channel", 32), R("row", 30), C("col", 40);
+  auto layer = nn::Conv::init({"row", "col"}, In, In.alias("out"), 5, random::key(0),
+                              {.padding = 2, .groups = 32, .use_bias = false});
+  auto x = random::normal(random::key(3), {Batch, In, R, C}).eval();
+  auto gradient = [](const nn::Conv& l, const NamedArray& in, const NamedArray& cotangent) {
+    using Both = std::pair<nn::Conv, NamedArray>;
+    auto back = vjp([](const Both& t) { return t.first(t.second); }, Both(l, in)).second;
+    auto [of_layer, of_input] = back(cotangent);
+    return std::pair(of_layer.weight, of_input);
+  };
+  auto f = jit(gradient);
+  f(layer, x, rename(x, {{"channel", "out"}}).eval());
+  const auto program = f.report().program;
+  auto count = [&](std::string_view what) {
+    int n = 0;
+    for (auto at = program.find(what); at != std::string::npos; at = program.find(what, at + 1))
+      ++n;
+    return n;
+  };
+  CHECK(count("\ncontract ") == 1);  // the gradient of the weight
+  CHECK(count(": mul f32") + count(". mul f32") == 25);
+}
+
 TEST_CASE("the gradient of a ConvTranspose materializes no windows") {
   const Axis In("channel", 16), Features("out", 16), R("row", 16), C("col", 16);
   auto layer = nn::ConvTranspose::init({"row", "col"}, In, Features, 4, random::key(0),
