@@ -242,7 +242,8 @@ struct RunningSums {
   const float* const* x;                    // start of each line
   float* const* out;
   std::int64_t x_step, out_step;  // strides between neighbors of a line, in elements
-  bool reverse;
+  bool reverse, multiplies;
+  double* sums;  // per line: the sum before these values, then the sum after them
 };
 
 constexpr std::int64_t sort_columns = 8;

@@ -310,7 +310,9 @@ class CumulativeStep final : public CompiledStep {
     const std::byte* x = x_.at(frame);
     std::byte* out = out_.at(frame);
     const DType type = what_.out.dtype;  // the dtype of x, too
-    const bool sums_f32 = type == DType::f32 && what_.monoid == program::Monoid::sum;
+    const bool has_kernel =
+        (type == DType::f32 || type == DType::bf16 || type == DType::f16) &&
+        (what_.monoid == program::Monoid::sum || what_.monoid == program::Monoid::prod);
     const auto by = lines_by(type, what_.monoid);
     const std::int64_t per_block =
         std::clamp<std::int64_t>((lines_.count + threads() - 1) / threads(), 1, kMost);
@@ -326,7 +328,7 @@ class CumulativeStep final : public CompiledStep {
                      to[l] = out + lines_.offset(what_.out, first + l) * haliax::bytes_of(type);
                      side_by_side &= from[l] == from[0] + l * haliax::bytes_of(type);
                    }
-                   if (sums_f32) return f32_sums(from, to, count);
+                   if (has_kernel) return sums_by_kernel(from, to, count);
                    // few lines at a time if they are not adjacent, because they compete for the
                    // same cache lines
                    const std::int64_t together = side_by_side ? kMost : 8;
@@ -340,16 +342,80 @@ class CumulativeStep final : public CompiledStep {
   using LinesBy = void (CumulativeStep::*)(const std::byte* const* from, std::byte* const* to,
                                            std::int64_t count) const;
 
-  void f32_sums(const std::byte* const* from, std::byte* const* to, std::int64_t count) const {
+  void sums_by_kernel(const std::byte* const* from, std::byte* const* to,
+                      std::int64_t count) const {
+    if (what_.x.dtype != DType::f32) {
+      for (std::int64_t l = 0, end = 0; l < count; l = end) {
+        end = end_of_columns(from, to, l, count);
+        const bool columns = end - l >= 4;
+        if (!columns) end = std::min(l + 8, count);
+        sums_of_halves(from + l, to + l, end - l, columns);
+      }
+      return;
+    }
+    double sums[kMost];
+    RunningSums all = all_sums(sums, count);
     const float* x[kMost];
     float* out[kMost];
     for (std::int64_t l = 0; l < count; ++l) {
       x[l] = reinterpret_cast<const float*>(from[l]);
       out[l] = reinterpret_cast<float*>(to[l]);
     }
-
-    kernels().running_sums({count, lines_.length, x, out, what_.x.strides.back(),
-                            what_.out.strides.back(), what_.reverse});
+    all.x = x;
+    all.out = out;
+    all.x_step = what_.x.strides.back();
+    all.out_step = what_.out.strides.back();
+    kernels().running_sums(all);
+  }
+  RunningSums all_sums(double* sums, std::int64_t count) const {
+    RunningSums all{};
+    all.lines = count;
+    all.n = lines_.length;
+    all.reverse = what_.reverse;
+    all.multiplies = what_.monoid == program::Monoid::prod;
+    all.sums = sums;
+    std::fill_n(sums, count, all.multiplies ? 1. : 0.);
+    return all;
+  }
+  // Returns the end of the lines from `first` on that are adjacent in memory.
+  std::int64_t end_of_columns(const std::byte* const* from, std::byte* const* to,
+                              std::int64_t first, std::int64_t count) const {
+    const int bytes = haliax::bytes_of(what_.x.dtype);
+    std::int64_t end = first + 1;
+    while (end < count && from[end] == from[end - 1] + bytes && to[end] == to[end - 1] + bytes)
+      ++end;
+    return end;
+  }
+  // Converts values of 16 bits to f32 and back, a tile of positions at a time. `columns`: the lines
+  // are adjacent in memory.
+  void sums_of_halves(const std::byte* const* from, std::byte* const* to, std::int64_t count,
+                      bool columns) const {
+    constexpr std::int64_t tile_values = 4096;
+    alignas(64) float values[tile_values];
+    const DType type = what_.x.dtype;
+    const std::int64_t tile = std::min(lines_.length, tile_values / count),
+                       bytes = haliax::bytes_of(type), x_step = what_.x.strides.back(),
+                       out_step = what_.out.strides.back();
+    double sums[kMost];
+    RunningSums part = all_sums(sums, count);
+    const float* x[kMost];
+    float* out[kMost];
+    for (std::int64_t l = 0; l < count; ++l) x[l] = out[l] = values + l * (columns ? 1 : tile);
+    part.x = x;
+    part.out = out;
+    part.x_step = part.out_step = columns ? count : 1;
+    for (std::int64_t done = 0; done < lines_.length; done += tile) {
+      part.n = std::min(tile, lines_.length - done);
+      const std::int64_t first = what_.reverse ? lines_.length - done - part.n : done,
+                         x_at = first * x_step * bytes, out_at = first * out_step * bytes;
+      if (columns) kernels().load_rows(type)(values, from[0] + x_at, {x_step, 1}, part.n, count);
+      for (std::int64_t l = 0; l < count && !columns; ++l)
+        kernels().load(type)(out[l], from[l] + x_at, x_step, part.n);
+      kernels().running_sums(part);
+      if (columns) kernels().store_rows(type)(to[0] + out_at, {out_step, 1}, values, part.n, count);
+      for (std::int64_t l = 0; l < count && !columns; ++l)
+        kernels().store(type)(to[l] + out_at, out[l], out_step, part.n);
+    }
   }
   // The accumulator type: f64, or a 64-bit integer whose low bits are the result.
   template <DType type> static auto part_of(scalar::Value v) {

@@ -407,7 +407,7 @@ TEST_CASE(
     const DType dtype = seed % 2 ? DType::f32 : all_dtypes[c.random.below(13)];
     sum.x = c.view(false, dtype, dims, layout);
     sum.out = c.view(true, dtype, dims, layout);
-    if (dtype != DType::f32) sum.monoid = static_cast<Monoid>(c.random.below(4));
+    sum.monoid = static_cast<Monoid>(c.random.below(4));
     // neighbors of a line are not contiguous
     if (const auto along = static_cast<std::size_t>(seed / 4 % 3); along < 2) {
       std::swap(dims[along], dims[2]);
@@ -418,6 +418,24 @@ TEST_CASE(
     INFO("seed ", seed, " ", std::string(name_of(dtype)));
     compare(c);
     if (seed % 16 == 0) same_bits(c);
+  }
+}
+
+TEST_CASE("cpu: cumulative ops of long lines of 16 bits match the reference") {
+  for (unsigned seed = 0; seed < 16; ++seed) {
+    Case c(seed);
+    const bool columns = seed % 4 == 0;
+    const Dims dims = {columns ? 70 : 11, 1500};
+    auto& sum = c.add(Kind::cumulative).cumulative;
+    sum.dims = dims;
+    const DType dtype = seed % 2 ? DType::bf16 : DType::f16;
+    const auto layout = columns ? Case::permuted : Case::dense;
+    sum.x = c.view(false, dtype, dims, layout);
+    sum.out = c.view(true, dtype, dims, layout);
+    sum.monoid = seed % 3 ? Monoid::sum : Monoid::prod;
+    sum.reverse = seed / 4 % 2 != 0;
+    INFO("seed ", seed);
+    compare(c);
   }
 }
 
