@@ -31,6 +31,22 @@ class Ids {
                        [&](const program::Indexed& i) { return i.ids.strides[dim] != 0; });
   }
   std::int64_t stride(std::size_t k, std::size_t dim) const { return indexed_[k].ids.strides[dim]; }
+  // Returns true if the kernels read the ids of array k.
+  bool has_kernel(std::size_t k) const {
+    const DType dtype = indexed_[k].ids.dtype;
+    return dtype == DType::i32 || dtype == DType::i64;
+  }
+  // Returns true if the ids and the offsets of array k have 32 bits.
+  bool are_small(std::size_t k) const {
+    const auto& i = indexed_[k];
+    return i.ids.dtype == DType::i32 && i.size > 0 && i.stride >= 0 &&
+           i.size <= INT32_MAX / std::max<std::int64_t>(1, i.stride);
+  }
+  // Returns the ids of array k, from element `at` on along a dim.
+  IdRun run(std::size_t k, std::int64_t at, std::size_t dim) const {
+    const DType dtype = indexed_[k].ids.dtype;
+    return run_of(k, bases_[k] + at * haliax::bytes_of(dtype), dtype, stride(k, dim));
+  }
   // Adds the ids of array k, from element `at` on along a dim, to n offsets. An id out of range
   // sets the offset to kOutside.
   void add(std::size_t k, std::int64_t at, std::size_t dim, std::int64_t* offsets,
@@ -38,8 +54,7 @@ class Ids {
     const DType dtype = indexed_[k].ids.dtype;
     const std::byte* ids = bases_[k] + at * haliax::bytes_of(dtype);
     const std::int64_t step = n > 1 ? stride(k, dim) : 0;
-    if (dtype == DType::i32 || dtype == DType::i64)
-      return kernels().add_ids(offsets, run_of(k, ids, dtype, step), n);
+    if (has_kernel(k)) return kernels().add_ids(offsets, run_of(k, ids, dtype, step), n);
     // Other dtypes are read one by one. A u64 out of range does not count from the end.
     const bool unsigned_64 = dtype == DType::u64;
     for (std::int64_t j = 0; j < n; ++j) {
@@ -70,18 +85,27 @@ struct PartOfDim {
 // which ids vary keep their order, so the order of the updates of one element does not change.
 class PickedLines {
  public:
+  static constexpr std::int64_t most_packed = 512;  // elements of a run that is copied
   // `here` and `there`: strides of the dense side (out, updates), and of the table or target.
-  PickedLines(const char* op, const Dims& dims, const Dims& here, const Dims& there, const Ids& ids)
+  // `packs`: a run that is dense there, and that other runs share, may be strided here.
+  PickedLines(const char* op, const Dims& dims, const Dims& here, const Dims& there, const Ids& ids,
+              bool packs)
       : ids_(ids) {
     if (dims.size() > kMaxDims) throw Error(std::string("[") + op + "] more than 64 dimensions");
     std::size_t line = dims.size();  // the last dim along which an id varies
     auto varies = [&](std::size_t d) { return dims[d] != 1 && ids.varies(d); };
     while (line > 0 && !varies(line - 1)) --line;
     one_id_ = line == 0;
+    bool is_shared = false;
+    for (std::size_t d = 0; d < dims.size(); ++d)
+      is_shared |= !varies(d) && dims[d] > 1 && here[d] == 0;
+    auto is_packed = [&](std::size_t d) {
+      return packs && is_shared && there[d] == 1 && dims[d] >= 8 && dims[d] <= most_packed;
+    };
     // Other dims with larger strides than the line are iterated outside of it, if
     // their positions have no element in common.
     auto outside = [&](std::size_t d) {
-      return !one_id_ && !varies(d) && there[d] != 0 &&
+      return !one_id_ && !varies(d) && there[d] != 0 && !is_packed(d) &&
              std::abs(here[d]) >= std::abs(here[line - 1]);
     };
     auto add = [&](std::size_t d) {
@@ -136,8 +160,42 @@ class PickedLines {
   // there + offsets[j]. With a part, the rows are those of the part of the dim.
   template <class F>
   void each(std::int64_t first, std::int64_t last, const F& f, PartOfDim part = {}) const {
+    std::int64_t known[kMaxDims], offsets[kSegment], known_start = -1, known_count = 0;
+    const std::size_t arrays = one_id_ ? 0 : ids_.arrays();
+    each_segment(
+        first, last,
+        [&](std::int64_t here, std::int64_t there, const std::int64_t* id_at, std::int64_t start,
+            std::int64_t n) {
+          const bool same =
+              known_start == start && known_count >= n && std::equal(id_at, id_at + arrays, known);
+          if (!same) {
+            resolve(one_id_ ? nullptr : id_at, start, offsets, n);
+            std::copy_n(id_at, arrays, known);
+            known_start = start;
+            known_count = n;
+          }
+          f(here, there, offsets, n);
+        },
+        part);
+  }
+  // Returns true if the elements of a line of the table differ by one id only, the ids are dense,
+  // and the offsets have 32 bits.
+  bool has_small_ids() const {
+    return !one_id_ && ids_.arrays() == 1 && there_.back() == 0 && ids_.are_small(0) &&
+           (sizes_.back() == 1 || ids_.stride(0, dim_.back()) == 1);
+  }
+  // Calls f(here, there, ids, n) for the segments of lines, if has_small_ids().
+  template <class F> void each_run_of_ids(std::int64_t first, std::int64_t last, const F& f) const {
+    each_segment(first, last,
+                 [&](std::int64_t here, std::int64_t there, const std::int64_t* id_at, std::int64_t,
+                     std::int64_t n) { f(here, there, ids_.run(0, id_at[0], dim_.back()), n); });
+  }
+  // Calls f(here, there, id_at, start, n) for the segments of lines. The ids of array k of a
+  // segment start at element id_at[k], and its positions along the line at `start`.
+  template <class F>
+  void each_segment(std::int64_t first, std::int64_t last, const F& f, PartOfDim part = {}) const {
     const std::size_t line = sizes_.size() - 1;
-    std::int64_t begin[kMaxDims], end[kMaxDims], at[kMaxDims], id_at[kMaxDims], known[kMaxDims];
+    std::int64_t begin[kMaxDims], end[kMaxDims], at[kMaxDims], id_at[kMaxDims];
     for (std::size_t d = 0; d <= line; ++d) {
       begin[d] = 0;
       end[d] = sizes_[d];
@@ -149,7 +207,6 @@ class PickedLines {
     std::int64_t rest = first;
     for (std::size_t d = line + 1; d-- > 0; rest /= end[d] - begin[d])
       at[d] = begin[d] + rest % (end[d] - begin[d]);
-    std::int64_t offsets[kSegment], known_start = -1, known_count = 0;
     while (first < last) {
       const std::int64_t start = at[line],
                          n = std::min({end[line] - start, last - first, std::int64_t(kSegment)});
@@ -158,17 +215,11 @@ class PickedLines {
         here += at[d] * here_[d];
         there += at[d] * there_[d];
       }
-      bool same = known_start == start && known_count >= n;
       for (std::size_t k = 0; k < ids_.arrays() && !one_id_; ++k) {
         id_at[k] = 0;
         for (std::size_t d = 0; d <= line; ++d) id_at[k] += at[d] * ids_.stride(k, dim_[d]);
-        same = same && id_at[k] == known[k];
       }
-      if (!same) resolve(one_id_ ? nullptr : id_at, start, offsets, n);
-      std::copy_n(id_at, one_id_ ? 0 : ids_.arrays(), known);
-      known_start = start;
-      if (!same) known_count = n;
-      f(here, there, offsets, n);
+      f(here, there, id_at, start, n);
       first += n;
       at[line] += n;
       for (std::size_t d = line; d > 0 && at[d] == end[d]; --d) {
@@ -217,7 +268,7 @@ class GatherStep final : public CompiledStep {
   explicit GatherStep(const program::Gather& gather)
       : table_(gather.table), out_(gather.out),
         ids_(gather.indexed, gather.outside == program::Outside::clamp),
-        lines_("gather", gather.dims, gather.out.strides, gather.table.strides, ids_),
+        lines_("gather", gather.dims, gather.out.strides, gather.table.strides, ids_, false),
         bytes_(haliax::bytes_of(gather.out.dtype)) {
     const DType dtype = gather.out.dtype;
     scalar::Value absent = is_float(dtype)
@@ -249,6 +300,12 @@ class GatherStep final : public CompiledStep {
   template <class T>
   void gather_rows(const T* table, T* out, T absent, std::int64_t first, std::int64_t last) const {
     const std::int64_t step = lines_.line_stride();
+    if constexpr (sizeof(T) == 4)
+      if (kernels().gather_words && lines_.run_points() == 1 && step == 1 && lines_.has_small_ids())
+        return lines_.each_run_of_ids(
+            first, last, [&](auto here, auto there, const IdRun& ids, auto n) {
+              kernels().gather_words(out + here, table + there, ids, absent, n);
+            });
     if (lines_.run_points() == 1)
       return lines_.each(first, last, [&](auto here, auto there, const auto* offsets, auto n) {
         gather_line(table + there, out + here, absent, offsets, n, step);
@@ -362,8 +419,9 @@ class ScatterStep final : public CompiledStep {
  public:
   explicit ScatterStep(const program::Scatter& scatter)
       : updates_(scatter.updates), target_(scatter.target), ids_(scatter.indexed, scatter.clamp),
-        lines_("scatter", scatter.dims, scatter.updates.strides, scatter.target.strides, ids_),
-        dtype_(scatter.target.dtype), update_(scatter.update), add_(add_of(dtype_, update_)),
+        lines_("scatter", scatter.dims, scatter.updates.strides, scatter.target.strides, ids_,
+               true),
+        dtype_(scatter.target.dtype), update_(scatter.update), of_halves_(kernel_of_halves()),
         part_(lines_.disjoint()), runs_per_block_(lines_.disjoint_runs()) {
     const std::int64_t n = lines_.run_size(), rows = lines_.rows(),
                        most = rows * lines_.run_points() / 16384;
@@ -387,8 +445,13 @@ class ScatterStep final : public CompiledStep {
       splits_runs_ = runs_per_block_ < runs;
       blocks_ = (runs + runs_per_block_ - 1) / runs_per_block_;
     }
-    if (n >= kShortest && lines_.run_stride(1) == 1 && !is_16_bit(dtype_))
-      combine_ = kernel_of(lines_.run_stride(0));
+    if (n >= kShortest && lines_.run_stride(1) == 1) {
+      const std::int64_t stride = lines_.run_stride(0);
+      const Kernel dense = is_16_bit(dtype_) ? of_halves_ : kernel_of(1);
+      packs_ = dense && stride != 1 && (stride != 0 || of_halves_) &&
+               columns_ <= PickedLines::most_packed;
+      if (!is_16_bit(dtype_)) combine_ = kernel_of(packs_ ? 1 : stride);
+    }
     if (rows * lines_.run_points() == 0) blocks_ = 0;
   }
   void run(Frame& frame) override {
@@ -424,8 +487,14 @@ class ScatterStep final : public CompiledStep {
       }
     };
     if (lines_.run_points() == 1) return lines_.each(0, rows, on_element, part);
+    T packed[PickedLines::most_packed];
+    std::int64_t packed_at = -1;  // the run of updates in `packed`
     auto on_run = [&](auto h, auto t) {
-      update_run(updates + h + first * from, target + t + first * to, n, from, to, f);
+      const T* run = updates + h + first * from;
+      if (!packs_) return update_run(run, target + t + first * to, n, from, to, f);
+      if (packed_at != h) copy_run(run, packed, n, from, 1);
+      packed_at = h;
+      update_run(static_cast<const T*>(packed), target + t + first * to, n, 1, to, f);
     };
     auto on_segment = [&](auto here, auto there, const auto* offsets, auto count) {
       for (std::int64_t j = 0; j < count; ++j) {
@@ -448,11 +517,11 @@ class ScatterStep final : public CompiledStep {
       const void* in[] = {to, from};
       return combine_(to, in, n);
     }
-    if (add_ && fs == 1 && ts == 1) return add_run(from, to, n);
+    if (of_halves_ && fs == 1 && ts == 1) return update_halves(from, to, n);
     for (std::int64_t i = 0; i < n; ++i) to[i * ts] = f(to[i * ts], from[i * fs]);
   }
-  // Adds neighbors to neighbors of 16 bits by the vector kernels, with bitwise identical results.
-  void add_run(const void* from, void* to, std::int64_t n) const {
+  // Updates neighbors of 16 bits by the vector kernels, with bitwise identical results.
+  void update_halves(const void* from, void* to, std::int64_t n) const {
     constexpr std::int64_t most = 256;
     alignas(64) float a[most], b[most];
     const std::int64_t bytes = haliax::bytes_of(dtype_);
@@ -464,26 +533,30 @@ class ScatterStep final : public CompiledStep {
       load(a, at, 1, some);
       load(b, static_cast<const std::byte*>(from) + i * bytes, 1, some);
       const void* in[] = {a, b};
-      add_(a, in, some);
+      of_halves_(a, in, some);
       store(at, a, 1, some);
     }
   }
-  // Returns the kernel for sums of 16-bit floats, which are combined in f32, or null.
-  static Kernel add_of(DType dtype, program::Update update) {
-    const bool adds = is_float(dtype) && is_16_bit(dtype) && update == program::Update::add;
-    return adds ? kernels().map(program::Code::add, LaneType::f32, Shape::vector_vector) : nullptr;
+  // Returns the kernel for updates of 16-bit floats, which are combined in f32, or null.
+  Kernel kernel_of_halves() const {
+    const bool is_half = dtype_ == DType::bf16 || dtype_ == DType::f16;
+    return is_half && update_ != program::Update::set
+               ? kernels().map(code_of(update_), LaneType::f32, Shape::vector_vector)
+               : nullptr;
+  }
+  static program::Code code_of(program::Update update) {
+    using program::Code;
+    using program::Update;
+    return update == Update::add   ? Code::add
+           : update == Update::mul ? Code::mul
+           : update == Update::min ? Code::min
+                                   : Code::max;
   }
   // Returns the vector kernel that combines a run of the target with updates of this stride. Null:
   // there is none.
   Kernel kernel_of(std::int64_t stride) const {
-    using program::Code;
-    using program::Update;
-    if ((stride != 0 && stride != 1) || update_ == Update::set) return nullptr;
-    const Code code = update_ == Update::add   ? Code::add
-                      : update_ == Update::mul ? Code::mul
-                      : update_ == Update::min ? Code::min
-                                               : Code::max;
-    return kernels().map(code, lane_type_of(dtype_),
+    if ((stride != 0 && stride != 1) || update_ == program::Update::set) return nullptr;
+    return kernels().map(code_of(update_), lane_type_of(dtype_),
                          stride == 0 ? Shape::vector_scalar : Shape::vector_vector);
   }
   static constexpr std::int64_t kShortest = 8;  // elements of a run that a kernel combines
@@ -492,12 +565,13 @@ class ScatterStep final : public CompiledStep {
   PickedLines lines_;
   DType dtype_;
   program::Update update_;
-  Kernel add_;
+  Kernel of_halves_;
   PartOfDim part_;  // the dim that is split over the workers; last = 0: the columns are split
   std::int64_t positions_ = 1, columns_ = 1, blocks_ = 1;
   std::int64_t runs_per_block_ = 1;
   bool splits_runs_ = false;  // blocks are runs of each position
   Kernel combine_ = nullptr;
+  bool packs_ = false;  // updates of a run are copied to a dense one, which several runs share
 };
 
 }  // namespace

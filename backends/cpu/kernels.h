@@ -273,6 +273,11 @@ struct Kernels {
   // out[j] = table[offsets[j]], or *absent if the offset is IdRun::outside
   void (*gather_values)(int bytes, void* out, const void* table, const std::int64_t* offsets,
                         const void* absent, std::int64_t n);
+  // Gathers values of 4 bytes by dense i32 ids, where offsets in the table fit in i32:
+  // out[j] = table[id j times its stride], or `absent` if the id is out of range. Null: there is no
+  // faster kernel than those above.
+  void (*gather_words)(std::uint32_t* out, const std::uint32_t* table, const IdRun&,
+                       std::uint32_t absent, std::int64_t n);
   Reduction (*reduce)(program::Code, LaneType lane, DType result);
   // c (m, n) += a (m, k) b (k, n) for dtypes and sizes that oneDNN does not handle. All operands
   // are dense; rows of b and c are multiples of 64 bytes; n is at most 64.

@@ -354,6 +354,33 @@ TEST_CASE("cpu: a scatter whose workers own some runs of each position matches t
   }
 }
 
+TEST_CASE("cpu: a scatter of strided updates that several runs share matches the reference") {
+  const DType dtypes[] = {DType::f32, DType::bf16, DType::i32, DType::f16, DType::f64};
+  const std::int64_t sizes[] = {7, 8, 40, 512, 513};
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    Case c(seed);
+    const std::int64_t rows = 1 + c.random.below(9), cols = sizes[seed / 5 % 5];
+    const Dims dims = {1 + c.random.below(90), 2 + c.random.below(5), cols};
+    const DType dtype = dtypes[seed % 5];
+    auto& s = c.add(Kind::scatter).scatter;
+    s.dims = dims;
+    s.updates = c.view(false, dtype, {cols, dims[0]}, Case::dense);
+    s.updates.strides = {1, 0, dims[0]};
+    View target = c.view(true, dtype, {dims[1], rows, cols}, Case::dense);
+    s.update = static_cast<Update>(c.random.below(5));
+    const std::int64_t stride = target.strides[1];
+    target.strides = {0, target.strides[0], 1};
+    s.target = target;
+    View ids = c.view(false, DType::i32, {dims[0]}, Case::dense);
+    ids.strides = {1, 0, 0};
+    put_ids(c, ids, rows, true);
+    s.indexed.push_back({ids, stride, rows});
+    INFO("seed ", seed, " ", std::string(name_of(dtype)), " update ", static_cast<int>(s.update));
+    compare(c);
+    if (seed % 8 == 0) same_bits(c);
+  }
+}
+
 TEST_CASE("cpu: sorts and cumulative ops match the reference") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);

@@ -163,4 +163,29 @@ TEST_CASE("ids resolve to offsets: negative ids count from the end, others are o
   }
 }
 
+TEST_CASE("gathers of words match the two kernels that they replace") {
+  for (const char* isa : {"baseline", "avx2", "avx512"}) {
+    const cpu::Kernels* kernels = cpu::kernels_of(isa);
+    if (!kernels || !kernels->gather_words) continue;
+    std::vector<std::uint32_t> table(500);
+    for (std::size_t k = 0; k < table.size(); ++k) table[k] = std::uint32_t(1000 + k);
+    std::mt19937 bits(3);
+    for (std::int64_t n : {1, 15, 16, 17, 100})
+      for (std::int64_t stride : {0, 1, 7})
+        for (bool clamps : {false, true}) {
+          std::vector<std::int32_t> ids;
+          for (std::int64_t k = 0; k < n; ++k) ids.push_back(std::int32_t(bits() % 200) - 100);
+          ids.back() = n % 2 ? INT32_MIN : INT32_MAX;
+          const IdRun run{ids.data(), DType::i32, 1, 60, stride, clamps};
+          const std::uint32_t absent = 5;
+          std::vector<std::int64_t> offsets(ids.size(), 0);
+          std::vector<std::uint32_t> got(ids.size() + 1, 7), expected(ids.size() + 1, 7);
+          kernels->add_ids(offsets.data(), run, n);
+          kernels->gather_values(4, expected.data(), table.data(), offsets.data(), &absent, n);
+          kernels->gather_words(got.data(), table.data(), run, absent, n);
+          CHECK(got == expected);
+        }
+  }
+}
+
 }  // namespace
