@@ -130,12 +130,8 @@ class Assembler : VectorOps {
       const int k = array++;
       if (bf16) {
         Temporary half(*this);
-        vpsrld(half.z, z, 16);
-        const auto to = ptr[array_register(k) + rcx * 2];
-        if (rest_)
-          vpmovdw(to | Opmask(rest_mask), half.z);
-        else
-          vpmovdw(to, half.z);
+        vmovaps(half.z, z);
+        store_bf16(ptr[array_register(k) + rcx * 2], half.z);
       } else {
         store_register(array_address(k), z, rest_);
       }

@@ -33,6 +33,14 @@ bool can_assemble(const PointOp& op) {
     case Code::sqrt:
     case Code::rsqrt:
     case Code::abs:
+    case Code::sign:
+    case Code::floor:
+    case Code::ceil:
+    case Code::round:
+    case Code::trunc:
+    case Code::is_finite:
+    case Code::is_nan:
+    case Code::is_inf:
     case Code::div:
       return op.from == LaneType::f32;
     case Code::bit_not:

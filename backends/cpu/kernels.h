@@ -93,6 +93,9 @@ struct Prefetcher {
   Range more[most];  // waiting ranges; the newest is fetched first
   int waiting = 0;
 };
+// A function of one or two full registers of f32 values: operands and result are in the vector
+// registers of the calling convention. Emitted code casts it and calls it.
+using RegisterKernel = void (*)();
 // A kernel that runs long enough to prefetch one line per line of output.
 using FetchingKernel = void (*)(void* out, const void* const* in, std::int64_t n, Prefetcher&);
 // The operands of a binary kernel: one value per element, or one scalar.
@@ -234,8 +237,8 @@ struct Correlation {
   float* sums;                  // by tap
 };
 
-// Running sums of several lines. Sums accumulate in f64 and are rounded when they are written.
-// reverse: from the end of each line to its start.
+// Running sums of several lines, or the same with multiplications. They accumulate in f64 and are
+// rounded when they are written. reverse: from the end of each line to its start.
 struct RunningSums {
   static constexpr std::int64_t most = 64;  // lines per call
   std::int64_t lines, n;                    // n: values per line
@@ -254,6 +257,8 @@ struct Kernels {
   // Returns null if there is no such kernel. `lane` is the lane type of the operands; comparisons
   // return u32.
   Kernel (*map)(program::Code, LaneType lane, Shape);
+  // Returns null if `map` has no kernel of one or two f32 operands and an f32 result.
+  RegisterKernel (*of_registers)(program::Code);
   // exp(in[0][i] - in[1][0]) for f32, bitwise identical to the two separate operations
   FetchingKernel exp_difference;
   Kernel (*cast)(LaneType from, DType to);

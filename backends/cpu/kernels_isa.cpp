@@ -61,10 +61,11 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{
-      name_of_isa,     find_map,       exp_difference, find_cast,       find_wrap,   count_rows,
-      find_load,       find_store,     find_load_rows, find_store_rows, copy_rows,   add_ids,
-      gather_values,   words_or_none,  find_reduction, multiply_lane,   widen,       narrow,
-      product_or_none, vector_product, running_sums,   stencil,         correlation, sort_block};
+      name_of_isa, find_map,        find_of_registers, exp_difference, find_cast,       find_wrap,
+      count_rows,  find_load,       find_store,        find_load_rows, find_store_rows, copy_rows,
+      add_ids,     gather_values,   words_or_none,     find_reduction, multiply_lane,   widen,
+      narrow,      product_or_none, vector_product,    running_sums,   stencil,         correlation,
+      sort_block};
   return kernels;
 }
 

@@ -24,15 +24,20 @@ constexpr std::int64_t far_cost = 8;       // a register of elements that are fa
 constexpr std::int64_t call_cost = 8;      // a kernel that computes one register
 constexpr std::int64_t lane_sum_cost = 8;  // a reduction of the lanes of a register
 
-bool has_lane(DType d) { return d == DType::f32 || d == DType::i32 || d == DType::u32; }
+bool is_word(DType d) { return d == DType::f32 || d == DType::i32 || d == DType::u32; }
+bool has_lane(DType d) { return is_word(d) || (d == DType::bf16 && can_assemble_bf16()); }
 PointOp point_op(const std::vector<Instr>& code, const Instr& in) {
   const DType first = in.code == Code::select ? in.dtype : code[std::size_t(in.args[0])].dtype;
   return {PointOp::code, in.code, lane_type_of(first), in.dtype};
 }
 bool is_vector_code(const Fused& f, const Instr& in) {
   const auto operand = [&](int k) -> const Instr& { return f.code[std::size_t(in.args[k])]; };
+  if (in.view.dtype == DType::bf16 && in.code == Code::store)
+    return has_lane(DType::bf16) && operand(0).dtype == DType::bf16;
+  if (in.view.dtype == DType::bf16 && in.code == Code::load)
+    return has_lane(DType::bf16) && in.dtype == DType::bf16;
   if (in.code == Code::load || is_store(in.code))
-    return has_lane(in.view.dtype) && has_lane(in.dtype);
+    return is_word(in.view.dtype) && is_word(in.dtype);
   if (in.code == Code::constant) return has_lane(in.dtype) || in.dtype == DType::boolean;
   if (in.code == Code::iota) return in.dtype == DType::i32 || in.dtype == DType::u32;
   if (is_reduction(in.code))
@@ -44,6 +49,7 @@ bool is_vector_code(const Fused& f, const Instr& in) {
     const DType d = f.code[std::size_t(a)].dtype;
     if (d != DType::boolean && !has_lane(d)) return false;
   }
+  if (in.code == Code::bitcast) return is_word(in.dtype) && is_word(operand(0).dtype);
   return in.code == Code::cast || kernel_of(f.code, in) || can_assemble(point_op(f.code, in));
 }
 
@@ -149,7 +155,8 @@ bool choose_lanes(Nest& nest, bool any_stride) {
       const bool is_far =
           stride != 1 && (stride != 0 || (is_store(nest.code[i].code) && in_all_lanes));
       if (!is_far) continue;
-      fits &= any_stride && stride != 0 && std::abs(stride) <= most_stride;
+      fits &= any_stride && stride != 0 && std::abs(stride) <= most_stride &&
+              nest.accesses[std::size_t(access)].view.dtype != DType::bf16;
       far += far_cost;
     }
     const std::int64_t near = of_register * registers_of(nest.dims, d) +

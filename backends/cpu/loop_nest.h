@@ -35,8 +35,8 @@ struct Nest {
 };
 
 // Returns the nest of a fused step or a copy, or nothing if NestCode has no code for it: for dtypes
-// other than f32, i32, u32 and bool in registers, for large steps, and for views that overlap.
-// `any_stride`: lanes may be far apart in memory.
+// other than f32, i32, u32, bf16 and bool in registers, for large steps, and for views that
+// overlap. `any_stride`: lanes may be far apart in memory.
 std::optional<Nest> nest_of(const program::Step&, const Context&, bool any_stride);
 
 // Returns the kernel that computes an instruction on the elements of a register, or null: the

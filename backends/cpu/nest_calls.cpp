@@ -13,6 +13,28 @@ constexpr int caller_saved = 7;
 
 }  // namespace
 
+// Emits a call of a function of registers. All registers are the caller's.
+void NestCode::emit_register_kernel(RegisterKernel kernel, const PointCode::Op& op, int value) {
+  const Vector x = vector(op.args[0]), y = op.args[1] < 0 ? x : vector(op.args[1]);
+  finish(op);
+  save_registers();
+  const auto live = free_;
+  const Vector z = result(value);
+  if (op.args[1] >= 0) {
+    const Vector moved = reg(wide_ ? 31 : 15);
+    vmovaps(moved, y);
+    if (x.getIdx() != 0) vmovaps(reg(0), x);
+    vmovaps(reg(1), moved);
+  } else if (x.getIdx() != 0) {
+    vmovaps(reg(0), x);
+  }
+  mov(rax, reinterpret_cast<std::size_t>(kernel));
+  call(rax);
+  if (z.getIdx() != 0) vmovaps(z, reg(0));
+  const auto with_result = std::exchange(free_, live);
+  restore_registers();
+  free_ = with_result;
+}
 // Emits out = kernel(operands) for the elements of a register.
 void NestCode::emit_kernel(Kernel kernel, const PointCode::Op& op, int value) {
   int operands = 0;

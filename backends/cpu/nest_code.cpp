@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/half.h"
+
 namespace haliax::cpu {
 
 using program::Code;
@@ -142,6 +144,7 @@ void NestCode::each_position(int first, int last, const std::function<void()>& f
 void NestCode::set_rest(std::int64_t elements) {
   rest_ = elements > 0;
   elements_ = rest_ ? int(elements) : lanes();
+  part_ = int(elements);
   if (!rest_) return;
   if (wide_) {
     mov(eax, (1 << elements) - 1);
@@ -223,6 +226,11 @@ void NestCode::load_other(const Vector& z, int value) {
     if (stride != 0) vpaddd(z, z, ptr[rip + lane_table(stride)]);
     return;
   }
+  if (cursor.access->view.dtype == DType::bf16) {  // one value for all lanes
+    movzx(ecx, word[far_address(access)]);
+    shl(ecx, 16);
+    return vpbroadcastd(z, ecx);
+  }
   load_far(z, access, stride);
 }
 void NestCode::all_or_rest() {
@@ -235,7 +243,9 @@ void NestCode::place_leaf(int value) {
   const Instr& in = nest_->code[std::size_t(value)];
   auto& place = places_[std::size_t(value)];
   if (in.code == Code::constant) {
-    const auto bits = in.dtype == DType::f32       ? std::bit_cast<std::uint32_t>(float(in.number))
+    const float number =
+        in.dtype == DType::bf16 ? from_bf16(to_bf16(float(in.number))) : float(in.number);
+    const auto bits = haliax::is_float(in.dtype)   ? std::bit_cast<std::uint32_t>(number)
                       : in.dtype == DType::boolean ? std::uint32_t(in.integer != 0)
                                                    : std::uint32_t(in.integer);
     place = {Place::scalar, constant(bits)};
@@ -243,9 +253,10 @@ void NestCode::place_leaf(int value) {
   }
   const int access = nest_->access[std::size_t(value)];
   const std::int64_t stride = nest_->lane_stride(access);
+  const bool is_half = in.view.dtype == DType::bf16;
   place = {in.code == Code::iota ? Place::other
-           : stride == 0         ? Place::scalar
-           : stride == 1         ? Place::array
+           : stride == 0         ? (is_half ? Place::other : Place::scalar)
+           : stride == 1         ? (is_half ? Place::bf16 : Place::array)
                                  : Place::other,
            access};
   if (nest_->accesses[std::size_t(access)].overwritten) vector(value);
@@ -362,19 +373,35 @@ void NestCode::emit_values(const std::vector<bool>& chosen, std::vector<Accumula
 void NestCode::emit_instr(int value) {
   const Instr& in = nest_->code[std::size_t(value)];
   if (is_store(in.code)) return emit_store(value);
+  emit_function(value);
+  const bool is_exact = in.code == Code::select || in.code == Code::neg || in.code == Code::abs ||
+                        in.code == Code::max || in.code == Code::min || in.code == Code::sign;
+  if (in.dtype != DType::bf16 || is_exact) return;
+  const Vector z = vector(value);
+  round_to(z, z, DType::bf16);
+}
+void NestCode::emit_function(int value) {
+  const Instr& in = nest_->code[std::size_t(value)];
   PointCode::Op op;
   std::copy(std::begin(in.args), std::end(in.args), op.args);
   const auto dtype_of = [&](int a) { return nest_->code[std::size_t(a)].dtype; };
   const DType first = dtype_of(in.args[0]);
-  if (const Kernel kernel = kernel_of(nest_->code, in)) return emit_kernel(kernel, op, value);
-  if (in.code == Code::cast) {
+  if (const Kernel kernel = kernel_of(nest_->code, in)) {
+    const bool is_real = haliax::is_float(in.dtype) && haliax::is_float(first);
+    const auto of_registers = is_real ? kernels().of_registers(in.code) : nullptr;
+    return of_registers ? emit_register_kernel(of_registers, op, value)
+                        : emit_kernel(kernel, op, value);
+  }
+  const bool converts =
+      in.code == Code::cast && in.dtype == DType::f32 && lane_type_of(first) != LaneType::f32;
+  if (converts) {
     op.action = {PointOp::convert, Code::cast, lane_type_of(first), in.dtype};
-    if (lane_type_of(in.dtype) == lane_type_of(first) || in.dtype != DType::f32) {  // no conversion
-      const Vector x = vector(op.args[0]), z = result(value);
-      vmovaps(z, x);
-      return finish(op);
-    }
     return make(op, value);
+  }
+  if (in.code == Code::cast || in.code == Code::bitcast) {
+    const Vector x = vector(op.args[0]), z = result(value);
+    vmovaps(z, x);
+    return finish(op);
   }
   const bool negates = in.code == Code::bit_not && in.dtype == DType::boolean;
   op.action = {PointOp::code, negates ? Code::logical_not : in.code,
@@ -404,7 +431,17 @@ void NestCode::emit_store(int value) {
     }
     z = combined->z;
   }
-  if (is_single)
+  if (in.view.dtype == DType::bf16) {
+    Temporary half(*this);
+    vmovaps(half.z, z);
+    if (is_single) {
+      vpsrld(half.z, half.z, 16);
+      vmovd(ecx, Xbyak::Xmm(half.z.getIdx()));
+      mov(word[far_address(access)], cx);
+    } else {
+      store_bf16(array_address(access), half.z);
+    }
+  } else if (is_single)
     vmovss(array_address(access), Xbyak::Xmm(z.getIdx()));
   else if (stride > 1 || stride < 0)
     scatter(z, access, stride);

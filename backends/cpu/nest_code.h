@@ -81,6 +81,7 @@ class NestCode : public VectorOps {
   // Emits the chosen instructions for one register.
   void emit_values(const std::vector<bool>& chosen, std::vector<Accumulator>*);
   void emit_instr(int value);
+  void emit_function(int value);  // without rounding to bf16
   void emit_store(int value);
   void place_leaf(int value);
   std::vector<bool> inner_values(int level, int last_level) const;
@@ -91,6 +92,7 @@ class NestCode : public VectorOps {
   void scatter(const Vector&, int access, std::int64_t stride);
 
   // ---- calls: nest_calls.cpp ----
+  void emit_register_kernel(RegisterKernel, const PointCode::Op&, int value);
   void emit_kernel(Kernel, const PointCode::Op&, int value);
   Address vector_slot(int k);   // operands, the result, registers
   Address pointer_slot(int k);  // addresses of operands, cursors

@@ -2,13 +2,21 @@
 #if defined(HALIAX_XBYAK)
 #include "vector_ops.h"
 
+#include <limits>
+
 namespace haliax::cpu {
 namespace {
 
 using program::Code;
 
 bool is_float(LaneType lane) { return lane == LaneType::f32; }
-bool is_test(Code c) { return is_comparison(c) || c == Code::logical_not; }
+bool is_test(Code c) {
+  return is_comparison(c) || program::is_float_test(c) || c == Code::logical_not;
+}
+// Returns the operand of an instruction that rounds to an integer, without exceptions.
+std::uint8_t rounding_of(Code c) {
+  return c == Code::round ? 8 : c == Code::floor ? 9 : c == Code::ceil ? 10 : 11;
+}
 // Returns true for an op on bools that yields a test if both operands are tests.
 bool joins_tests(const PointOp& op) {
   return op.to == DType::boolean &&
@@ -96,10 +104,44 @@ void VectorOps::unary(const PointCode::Op& op, int value) {
     case Code::bit_not:
       bits_xor(z, x, literal(~0u));
       break;
+    case Code::sign:
+      sign(z, x);
+      break;
+    case Code::floor:
+    case Code::ceil:
+    case Code::round:
+    case Code::trunc:
+      wide_ ? vrndscaleps(z, x, rounding_of(op.action.what))
+            : vroundps(z, x, rounding_of(op.action.what));
+      break;
     default:
       throw OutOfRegisters();
   }
   finish(op);
+}
+
+// z = 1 with the sign of x; x itself if it is 0 or NaN.
+void VectorOps::sign(const Vector& z, const Vector& x) {
+  Temporary zero(*this);
+  bits_xor(zero.z, zero.z, zero.z);
+  bits_and(z, x, literal(0x80000000u));
+  bits_or(z, z, literal(1.f));
+  constexpr std::uint8_t ordered_not_equal = 0xc, unordered_or_equal = 0x8;
+  if (wide_) {
+    vcmpps(Opmask(scratch_mask), x, zero.z, unordered_or_equal);
+    vmovaps(z | Opmask(scratch_mask), x);
+  } else {
+    vcmpps(zero.z, x, zero.z, ordered_not_equal);
+    vblendvps(z, x, z, zero.z);
+  }
+}
+void VectorOps::float_test(const auto& to, Code what, const Vector& x) {
+  if (what == Code::is_nan) return vcmpps(to, x, x, 3);  // unordered
+  Temporary size(*this);
+  bits_and(size.z, x, literal(0x7fffffffu));
+  const std::uint8_t less = 0x11, equal = 0;
+  vcmpps(to, size.z, literal(std::numeric_limits<float>::infinity()),
+         what == Code::is_finite ? less : equal);
 }
 
 void VectorOps::binary(const PointCode::Op& op, int value) {
@@ -188,6 +230,11 @@ void VectorOps::compare_lanes(const PointCode::Op& op, int value) {
       vpcmpeqd(z, z, x);
     return finish_test(op, value, z);
   }
+  if (program::is_float_test(what)) {
+    const Vector x = vector(op.args[0]), z = reg(take());
+    float_test(z, what, x);
+    return finish_test(op, value, z);
+  }
   if (is_float(op.action.from)) {
     const Vector x = vector(op.args[0]);
     const auto other = last(op.args[1]);
@@ -229,7 +276,9 @@ void VectorOps::compare(const PointCode::Op& op, int value) {
   if (!wide_) return compare_lanes(op, value);
   const int mine = take_test();
   const Opmask k(mine < 0 ? scratch_mask : mine);
-  if (op.action.what == Code::logical_not) {
+  if (program::is_float_test(op.action.what)) {
+    float_test(k, op.action.what, vector(op.args[0]));
+  } else if (op.action.what == Code::logical_not) {
     if (places_[std::size_t(op.args[0])].kind == Place::test) {
       knotw(k, test(op.args[0]));
     } else {

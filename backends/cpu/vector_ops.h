@@ -38,20 +38,32 @@ class VectorOps : public VectorFunctions {
 
   // Load and store a register, or only its first elements if it is not full.
   void load_register(const Vector& z, const Address& from, bool is_part) {
-    if (!is_part)
-      vmovups(z, from);
+    if (is_part && part_ == 1)
+      vmovss(Vector(z.getIdx()), from);
+    else if (is_part && part_ == 2)
+      vmovq(Vector(z.getIdx()), from);
+    else if (!is_part || has_register_of_part())
+      vmovups(is_part ? register_of_part(z) : z, from);
     else if (wide_)
       vmovups(z | Opmask(rest_mask) | T_z, from);
     else
       vmaskmovps(z, reg(rest_lanes), from);
   }
   void store_register(const Address& to, const Vector& z, bool is_part) {
-    if (!is_part)
-      vmovups(to, z);
+    if (is_part && part_ == 1)
+      vmovss(to, Vector(z.getIdx()));
+    else if (is_part && part_ == 2)
+      vmovq(to, Vector(z.getIdx()));
+    else if (!is_part || has_register_of_part())
+      vmovups(to, is_part ? register_of_part(z) : z);
     else if (wide_)
       vmovups(to | Opmask(rest_mask), z);
     else
       vmaskmovps(to, reg(rest_lanes), z);
+  }
+  bool has_register_of_part() const { return part_ == 4 || (part_ == 8 && wide_); }
+  Vector register_of_part(const Vector& z) const {
+    return Vector(part_ == 8 ? Operand::YMM : Operand::XMM, z.getIdx());
   }
 
   // Loads a value into a vector register, where it stays.
@@ -72,17 +84,47 @@ class VectorOps : public VectorFunctions {
     } else if (place.kind == Place::other) {
       load_other(z, value);
     } else if (place.kind == Place::bf16) {
-      const auto from = bf16_address(place.at);
-      if (rest_)
-        vpmovzxwd(z | Opmask(rest_mask) | T_z, from);
-      else
-        vpmovzxwd(z, from);
-      vpslld(z, z, 16);
+      load_bf16(z, bf16_address(place.at));
     } else {
       load_register(z, array_address(place.at), rest_);
     }
     place = {Place::vector, z.getIdx()};
     return z;
+  }
+  // Loads bf16 values. rcx is free if part_ is not 0.
+  void load_bf16(const Vector& z, const Address& from) {
+    const Vector low(z.getIdx());
+    if (rest_ && part_ == 1) {
+      movzx(ecx, word[from.getRegExp()]);
+      vmovd(low, ecx);
+    } else if (rest_ && (part_ == 2 || part_ == 4)) {
+      part_ == 2 ? vmovd(low, from) : vmovq(low, from);
+      vpmovzxwd(low, low);
+    } else if (rest_ && part_ == 8) {
+      vpmovzxwd(register_of_part(z), from);
+    } else if (rest_) {
+      vpmovzxwd(z | Opmask(rest_mask) | T_z, from);
+    } else {
+      vpmovzxwd(z, from);
+    }
+    vpslld(z, z, 16);
+  }
+  // Stores bf16 values, which overwrites z. rcx is free if part_ is not 0.
+  void store_bf16(const Address& to, const Vector& z) {
+    vpsrld(z, z, 16);
+    const Vector low(z.getIdx());
+    if (rest_ && part_ == 1) {
+      vmovd(ecx, low);
+      mov(word[to.getRegExp()], cx);
+    } else if (rest_ && (part_ == 2 || part_ == 4 || part_ == 8)) {
+      vpmovdw(Xbyak::Ymm(z.getIdx()), z);
+      if (part_ == 8) return vmovups(to, low);
+      part_ == 2 ? vmovd(to, low) : vmovq(to, low);
+    } else if (rest_) {
+      vpmovdw(to | Opmask(rest_mask), z);
+    } else {
+      vpmovdw(to, z);
+    }
   }
   Address one() { return dword[rip + literals_[1]]; }
   // The last operand of an instruction: a memory operand if the value is read only once.
@@ -146,6 +188,9 @@ class VectorOps : public VectorFunctions {
   void compare_lanes(const PointCode::Op& op, int value);
   void finish_test(const PointCode::Op& op, int value, const Vector& z);
   void compare(const PointCode::Op& op, int value);
+  // Emits a test of x for is_finite, is_nan or is_inf.
+  void float_test(const auto& to, program::Code, const Vector& x);
+  void sign(const Vector& z, const Vector& x);
   void made_test(int value, int mine, const Opmask& k);
   void join(const PointCode::Op& op, int value);
   void select(const PointCode::Op& op, int value);
@@ -155,6 +200,10 @@ class VectorOps : public VectorFunctions {
   std::vector<int> left_;  // per value: readers that are left
   std::vector<Place> places_;
   bool rest_ = false;  // the register is not full
+  // The number of elements of a register that is not full; 0: known at run time only. Memory that
+  // was stored under a mask is slow to load again, so registers of 1, 2, 4 and 8 elements have
+  // their own instructions.
+  int part_ = 0;
 };
 
 }  // namespace haliax::cpu

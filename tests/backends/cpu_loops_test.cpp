@@ -170,6 +170,46 @@ TEST_CASE("loops with steps that are called match the reference") {
       sizes, false);
 }
 
+TEST_CASE("loops of bf16 are bitwise identical to the reference") {
+  auto f = [](const NamedArray& state, const NamedArray& xs) {
+    auto step = [](const NamedArray& s, const NamedArray& x) {
+      auto y = s * 0.3 + x * x[{"columns", 0}];
+      return where(y > 0.7, maximum(y, x) - 1, -y) * x.astype(DType::f32).astype(DType::bf16);
+    };
+    auto [last, all] = scan(
+        [&](const NamedArray& s, const NamedArray& x) {
+          auto next = step(s, x);
+          return std::pair{next, next + 1};
+        },
+        "time")(state.astype(DType::bf16), xs.astype(DType::bf16));
+    return std::pair{last, all};
+  };
+  for (std::int64_t columns : {1, 2, 3, 4, 7, 8, 13, 16, 18, 40}) {
+    INFO("columns ", columns);
+    CHECK(worst(f, Inputs({2, columns, 9})) == 0);
+  }
+}
+
+TEST_CASE("functions, roundings and tests of floats in loops match the reference") {
+  auto f = [](const NamedArray& state, const NamedArray& xs) {
+    auto step = [](const NamedArray& s, const NamedArray& x) {
+      auto y = s * 0.5 + x * 4;
+      auto rounded = floor(y) + ceil(y * 3) * 0.5 + round(y * 5) * 0.25 + trunc(y * 7) * 0.125;
+      auto odd = where(isnan(sqrt(y)), sign(y), where(isinf(exp(y * 40)), 3, isfinite(y) * 2));
+      auto curve = sin(y * 1e4) + cos(y * 1e9) + power(square(y), 0.75) + arctan2(y, x) + y % 1.5;
+      return rounded * 0.1 + odd + curve;
+    };
+    auto out = step(state, xs[{"time", 0}]);
+    auto loop = fold([&](const NamedArray& s, const NamedArray& x) { return step(s * 0, x); },
+                     "time")(state, xs);
+    return std::pair{out, loop};
+  };
+  for (std::int64_t columns : {1, 2, 4, 5, 8, 16, 19}) {
+    INFO("columns ", columns);
+    CHECK(worst(f, Inputs({2, columns, 9})) < 1e-5);
+  }
+}
+
 TEST_CASE("loops in loops, and conditions in loops match the reference") {
   const Sizes sizes{3, 20, 11};
   check(
