@@ -1,5 +1,6 @@
 // The planner of fused steps: translates instructions into tapes over tiles.
 #include "fused_analysis.h"
+#include "packed_bools.h"
 
 namespace haliax::cpu {
 namespace {
@@ -438,7 +439,9 @@ class Planner : FusedAnalysis {
 
 }  // namespace
 
-FusedPlan plan_fused(const Fused& fused, const Context* context) {
+FusedPlan plan_fused(const Fused& step, const Context* context) {
+  const auto words = packed_bools(step);
+  const Fused& fused = words ? *words : step;
   if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size())
     throw Error("[fused] more outer dimensions than dimensions");
   // few registers: all of them fit into L1
