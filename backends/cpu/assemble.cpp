@@ -24,6 +24,10 @@ class Pass {
         each_read(plan_, op, [&](int v) { ++uses_[std::size_t(v)]; });
         // A splat equals its scalar operand.
         if (op.kind == Op::splat) same_[std::size_t(op.out)] = op.in[0];
+        const bool is_half =
+            op.access >= 0 && plan_.accesses[std::size_t(op.access)].dtype == DType::bf16;
+        if (is_half && op.kind == Op::load) halves_.insert(op.out);
+        if (is_half && op.kind == Op::store) halves_.insert(op.in[0]);
       }
     });
   }
@@ -154,14 +158,22 @@ class Pass {
     return arrays + std::ptrdiff_t(outputs_of(open).size()) <= most_arrays &&
            numbers <= most_scalars;
   }
+  // Returns true if the op reads or writes an array of bf16, which code reads and writes directly
+  // in memory (assemble_bf16).
+  bool has_halves(const Op& op) const {
+    return can_assemble_bf16() &&
+           (halves_.count(op.out) ||
+            std::any_of(op.in, op.in + 4, [&](int v) { return v >= 0 && halves_.count(v); }));
+  }
   // Replaces the group by one op, or by several if the registers do not suffice.
   void close(const std::vector<Op>& open, Tape& out) {
-    if (open.size() < 2) {
+    if (open.empty() || (open.size() == 1 && !has_halves(open[0]))) {
       out.insert(out.end(), open.begin(), open.end());
       return;
     }
     auto w = written(open);
     w.code = assembled(w.point);
+    if (!w.code && open.size() == 1) return out.push_back(open[0]);
     if (!w.code) {
       const auto half = open.begin() + std::ptrdiff_t(open.size() / 2);
       close({open.begin(), half}, out);
@@ -191,6 +203,7 @@ class Pass {
   FusedPlan& plan_;
   std::vector<int> uses_;  // number of ops that read a value
   std::vector<int> same_;  // the scalar that a splat repeats, else the value itself
+  std::set<int> halves_;   // values that arrays of bf16 hold
 };
 
 }  // namespace
