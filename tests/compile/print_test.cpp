@@ -51,6 +51,18 @@ TEST_CASE("print: products of heads" * doctest::skip()) {
   }
 }
 
+TEST_CASE("layout: a mask follows its first operand with all of its axes") {
+  const Axis row("row", 4), column("column", 3);
+  auto x = random::normal(random::key(1), {row, column}).eval(),
+       y = random::normal(random::key(2), column).eval();
+  // the axes of the mask start with those of y
+  auto mask = prim::equal(y.node(), x.node()), zero = prim::number(0, DType::f32);
+  Compilation c{{prim::sum(prim::select(mask, x.node(), zero), {row})}, {}};
+  run(c);
+  REQUIRE(c.layouts.size() > 0);
+  for (auto& [node, order] : c.layouts) CHECK(order == x.axes());
+}
+
 TEST_CASE(
     "print: shows the result of a pass, the layout of values, and an error for an unknown name") {
   CHECK(printed(kHeads, "''") == "");

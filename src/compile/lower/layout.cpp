@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_set>
 
 #include "graph/axes.h"
 #include "graph/loop.h"
@@ -24,7 +25,9 @@ bool is_stack(const Node& n) {
 
 // Groups nodes that should have the same layout. Each matmul that computes or reads a node of a
 // group determines the batch axes of the group; groups with conflicting batch axes keep the default
-// layout.
+// layout. Then a mask takes the layout of its first operand with all of its axes, so that the step
+// that computes it reads and writes in one order. No other value does, since others may be
+// accumulated in a buffer with the default layout.
 class Preferences {
  public:
   Layouts find_all(const Nodes& roots, const Nodes& all) {
@@ -37,6 +40,7 @@ class Preferences {
       auto order = ordered(*n, *g.batch);
       if (order != n->axes) out[n.get()] = std::move(order);
     }
+    for (auto& n : all) follow_operand(*n, out);
     return out;
   }
 
@@ -47,6 +51,7 @@ class Preferences {
   };
   std::unordered_map<const Node*, const Node*> parent_;
   std::unordered_map<const Node*, LayoutGroup> groups_;
+  std::unordered_set<const Node*> default_;  // values that keep the default layout
 
   const Node* root(const Node* n) {
     for (;;) {
@@ -55,7 +60,10 @@ class Preferences {
       n = p = parent_.try_emplace(p, p).first->second;
     }
   }
-  void fix(const Node* n) { groups_[root(n)].fixed = true; }
+  void fix(const Node* n) {
+    groups_[root(n)].fixed = true;
+    default_.insert(n);
+  }
   void prefer(const Node* n, const Names& batch) {
     auto& g = groups_[root(n)];
     if (g.batch && *g.batch != batch) g.fixed = true;
@@ -67,7 +75,7 @@ class Preferences {
     if (a == b) return;
     auto from = groups_[a];
     parent_[a] = b;
-    if (from.fixed) fix(b);
+    if (from.fixed) groups_[b].fixed = true;
     if (from.batch) prefer(b, *from.batch);
   }
 
@@ -84,7 +92,10 @@ class Preferences {
       prefer(n.in[0].get(), batch);
       prefer(n.in[1].get(), batch);
     } else if (is_stack(n)) {
-      for (auto& v : result_of(n).value) unite(v.get(), &n);
+      for (auto& v : result_of(n).value) {
+        unite(v.get(), &n);
+        default_.insert(v.get());
+      }
     } else if (auto slice = slice_of(n);
                slice && slice->drop && is_stack(*n.in[0]) && slice->axis == n.in[0]->axes[0].name) {
       unite(&n, n.in[0].get());
@@ -98,6 +109,18 @@ class Preferences {
       fix(&n);
       for (auto& x : n.in)
         if (x) fix(x.get());
+    }
+  }
+  void follow_operand(const Node& n, Layouts& out) const {
+    if (n.op->kind != Kind::map || n.dtype != DType::boolean || n.value || default_.count(&n) ||
+        out.count(&n))
+      return;
+    for (auto& x : n.in) {
+      if (!x || keeps_names(*x) || !same_names(n.axes, x->axes)) continue;
+      auto known = out.find(x.get());
+      const Axes& order = known == out.end() ? x->axes : known->second;
+      if (order != n.axes) out[&n] = order;
+      return;
     }
   }
   static Axes ordered(const Node& n, const Names& batch) {
