@@ -112,8 +112,21 @@ const Op kLogaddexp{
     .name = "logaddexp", .kind = Kind::wrap, .grad = [](G o, G g) {
       return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))};
     }};
-const bool binary_registered =
-    prim::register_ops({&kAtan2, &kNextafter, &kBitXor, &kShiftLeft, &kShiftRight, &kLogaddexp});
+// Operands of the wrap: the value, a, b. The derivatives are a / value and b / value, and 0 if the
+// value is 0. Next to an infinite operand, a finite one has no influence.
+NodePtr ratio_to(G x, G o) {
+  auto zero = prim::number(0, x->dtype), one = prim::number(1, x->dtype);
+  auto infinite = prim::map(prim::kIsInf, {o}, DType::boolean);
+  auto ratio = prim::div(x, prim::select(prim::equal(o, zero), one, o));
+  auto top = prim::select(prim::map(prim::kIsInf, {x}, DType::boolean), prim::sign(x), zero);
+  return prim::select(infinite, top, ratio);
+}
+const Op kHypot{.name = "hypot", .kind = Kind::wrap, .grad = [](G o, G g) {
+                  return Nodes{nullptr, prim::mul(g, ratio_to(o->in[1], o)),
+                               prim::mul(g, ratio_to(o->in[2], o))};
+                }};
+const bool binary_registered = prim::register_ops(
+    {&kAtan2, &kNextafter, &kBitXor, &kShiftLeft, &kShiftRight, &kLogaddexp, &kHypot});
 
 }  // namespace
 
@@ -168,8 +181,8 @@ NamedArray hypot(Arr a, Arr b) {
   auto plain = prim::logical_not(prim::map(prim::kIsInf, {large}, DType::boolean));
   auto usual = prim::both(plain, prim::less(zero, large));
   auto ratio = prim::div(prim::select(usual, small, zero), prim::select(usual, large, one));
-  return NamedArray(
-      prim::fit(prim::mul(large, prim::sqrt(prim::add(one, prim::square(ratio)))), axes));
+  auto value = prim::fit(prim::mul(large, prim::sqrt(prim::add(one, prim::square(ratio)))), axes);
+  return NamedArray(make(kHypot, {value, x, y}, axes, dtype));
 }
 NamedArray logaddexp(Arr a, Arr b) {
   auto [here, dtype, x, y] = Call2("logaddexp", a, b, float_of);

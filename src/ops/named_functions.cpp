@@ -125,9 +125,16 @@ NodePtr bessel_by_mean(prim::G size) {
   auto mean = prim::scale(prim::sum(terms, {angle}), 1 / double(angle.size));
   return prim::mul(mean, prim::exp(size));
 }
+// Returns the coefficients of the derivative of a polynomial.
+std::vector<double> derivative_of(std::span<const double> coefficients) {
+  std::vector<double> out;
+  for (std::size_t k = 1; k < coefficients.size(); ++k) out.push_back(double(k) * coefficients[k]);
+  return out;
+}
 // I0 for f32: up to 8 the power series, whose terms are positive; then a polynomial in 16 / x - 1
-// (a least-squares fit at Chebyshev nodes) times exp(x) / sqrt(x).
-NodePtr bessel_by_polynomials(prim::G size) {
+// (a least-squares fit at Chebyshev nodes) times exp(x) / sqrt(x). `slope`: its derivative. The
+// composed gradient of the series would compute powers that underflow, which is slow.
+NodePtr bessel_by_polynomials(prim::G size, bool slope) {
   constexpr double kBorder = 8;
   static constexpr double kFar[] = {0.4021765094,    0.003360552242,  0.0001362171642,
                                     1.113981566e-05, 1.476115734e-06, 3.073322911e-07,
@@ -135,16 +142,29 @@ NodePtr bessel_by_polynomials(prim::G size) {
   double series[18] = {1};
   for (int k = 1; k < 18; ++k) series[k] = series[k - 1] / (double(k) * k);
   const auto d = size->dtype;
-  auto border = prim::number(kBorder, d);
+  auto border = prim::number(kBorder, d), one = prim::number(1, d);
   // Each branch has an argument within its range, so that no gradient is NaN.
   auto is_near = prim::less_equal(size, border);
   auto near = prim::select(is_near, size, border), far = prim::select(is_near, border, size);
-  auto inverse = prim::sub(prim::div(prim::number(2 * kBorder, d), far), prim::number(1, d));
+  auto squared = prim::scale(prim::square(near), 0.25);
+  auto reciprocal = prim::div(one, far);
+  auto inverse = prim::sub(prim::scale(reciprocal, 2 * kBorder), one);
   auto half = prim::exp(prim::scale(far, 0.5));  // exp(x) would overflow before the result does
-  auto scaled = prim::mul(prim::mul(polynomial(inverse, kFar), prim::rsqrt(far)), half);
-  return prim::select(is_near, polynomial(prim::scale(prim::square(near), 0.25), series),
-                      prim::mul(scaled, half));
+  auto below = polynomial(squared, series), above = polynomial(inverse, kFar);
+  if (slope) {
+    auto change = prim::mul(polynomial(inverse, derivative_of(kFar)),
+                            prim::scale(prim::square(reciprocal), 2 * kBorder));
+    below = prim::mul(polynomial(squared, derivative_of(series)), prim::scale(near, 0.5));
+    above = prim::sub(prim::mul(above, prim::sub(one, prim::scale(reciprocal, 0.5))), change);
+  }
+  auto scaled = prim::mul(prim::mul(above, prim::rsqrt(far)), half);
+  return prim::select(is_near, below, prim::mul(scaled, half));
 }
+// Operands of the wrap: the value, |x|.
+const Op kI0{.name = "i0", .kind = Kind::wrap, .grad = [](prim::G o, prim::G g) {
+               return Nodes{nullptr, prim::mul(g, bessel_by_polynomials(o->in[1], true))};
+             }};
+const bool bessel_registered = prim::register_ops({&kI0});
 
 }  // namespace
 
@@ -152,7 +172,8 @@ NamedArray i0(Arr a) {
   auto [here, x] = Call("i0", a);
   const auto d = float_of(x->dtype), wide = wide_of(d);
   auto size = prim::abs(prim::cast(x, wide));
-  auto value = wide == DType::f64 ? bessel_by_mean(size) : bessel_by_polynomials(size);
+  if (wide == DType::f64) return NamedArray(prim::cast(bessel_by_mean(size), d));
+  auto value = make(kI0, {bessel_by_polynomials(size, false), size}, size->axes, wide);
   return NamedArray(prim::cast(value, d));
 }
 NamedArray erf(Arr a) { return inexact("erf", prim::kErf, a); }

@@ -314,6 +314,13 @@ TEST_CASE("i0 in f32 is within 5 ulp of f64, up to the largest finite result") {
                    1e-5) == "");
 }
 
+TEST_CASE("the gradient of hypot is finite at zero and at infinity") {
+  auto b = array({4, 0, 1, INFINITY, 0}, Axis("n", 5));
+  auto slope = grad([&](const NamedArray& a) { return sum(hypot(a, b)); });
+  CHECK(difference(slope(array({3, 0, INFINITY, 0, -2}, Axis("n", 5))),
+                   array({0.6, 0, 1, 0, -1}, Axis("n", 5)), 1e-6) == "");
+}
+
 TEST_CASE("spaced values and special functions") {
   CHECK(linspace("n").axes() == Axes{{"n", 50}});
   CHECK(linspace(N, {.stop = 10, .dtype = DType::i32}).integers() == Ints{0, 3, 6, 10});
