@@ -352,8 +352,11 @@ NamedArray trace(Arr x, const AxisSelector& s1, const AxisSelector& s2, int offs
                  std::optional<DType> dtype) {
   auto [here, n] = Call("trace", x);
   Square s("trace", "diagonal", n, s1, s2, offset);
-  return sum(wrap(zero_outside(prim::equal(s.column, s.row), n, n->axes)), {s.a, s.b},
-             {.where = {}, .dtype = dtype});
+  // Reads one column of each row. A negative id would count from the end.
+  auto zero = prim::integer(0, s.row->dtype), end = prim::integer(s.b.size, s.row->dtype);
+  auto ids = prim::select(prim::less(s.row, zero), end, s.row);
+  auto picked = prim::gather(n, {{s.b.name, ids}}, without(n->axes, {s.b}), program::Outside::zero);
+  return sum(wrap(picked), s.a, {.where = {}, .dtype = dtype});
 }
 
 }  // namespace haliax
