@@ -19,8 +19,8 @@ using program::Fused;
 using program::Instr;
 using program::View;
 
-// Returns true if a result needs no rounding when all operands have the narrow dtype.
-inline bool stays_16_bit(Code c, DType dtype) {
+// Returns true if a result needs no rounding when all operands have this dtype.
+inline bool needs_no_rounding(Code c, DType dtype) {
   bool floating = lane_type_of(dtype) == LaneType::f32;
   return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and ||
          c == Code::bit_or || c == Code::bit_xor || c == Code::shift_right ||

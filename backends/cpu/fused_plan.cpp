@@ -90,7 +90,7 @@ class Planner : FusedAnalysis {
     op.kernel = kernel;
     op.point = {PointOp::code, code, from, result};
     int value = op.out;
-    if (!stays_16_bit(code, result)) wrap(where, value, extent, result);
+    if (!needs_no_rounding(code, result)) wrap(where, value, extent, result);
     return value;
   }
   void wrap(int where, int value, Extent extent, DType dtype) {

@@ -47,12 +47,17 @@ class NestCode : public VectorOps {
   Xbyak::Reg64 loaded(int cursor);
   void start_cursors(std::vector<const NestAccess*>);
   void move_cursors(std::size_t dim, std::int64_t positions);
-  // Runs f at each position of the dims [first, last), except the dim of the lanes and row_.
+  // Calls f, which emits code, for each position of the dims [first, last), except the dim of the
+  // lanes and row_.
   void each_position(int first, int last, const std::function<void()>& f);
-  // Runs f for the registers along the dim of the lanes.
+  // Calls f for the registers along the dim of the lanes.
   void each_register(const std::function<void()>& f);
+  // Emits a loop of `count` iterations around the code that f emits.
   void counted(std::int64_t count, const std::function<void()>& f);
+  // Emits the code of f once, with all cursors displaced by `positions` along a dim. Displacements
+  // are constants in the addresses.
   void unrolled(std::size_t dim, std::int64_t positions, const std::function<void()>& f);
+  // Limits vector accesses to the first `elements` lanes; 0: all lanes.
   void set_rest(std::int64_t elements);
 
   // ---- values ----

@@ -55,7 +55,7 @@ Bpe::Bpe(const TokenizerJson& model) {
   fuse_unknown_ = flag_at(model, "fuse_unk");
   ignore_merges_ = flag_at(model, "ignore_merges");
   read_vocabulary(model.at("vocab"));
-  read_merges(model.at("merges"));
+  const bool merges_stay_in_words = read_merges(model.at("merges"));
   if (!unknown_.empty() && find(unknown_) < 0)
     fail("Tokenizer", "the unk_token {} is not in the vocabulary", printable(unknown_));
   unknown_id_ = unknown_.empty() ? -1 : find(unknown_);
@@ -63,7 +63,9 @@ Bpe::Bpe(const TokenizerJson& model) {
     bytes_[byte] = find(fmt::format("<0x{:02X}>", byte));
     has_all_bytes_ = has_all_bytes_ && bytes_[byte] >= 0;
   }
-  words_are_separate_ = words_are_separate_ && byte_fallback_ && has_all_bytes_ &&
+  // The words of a piece can be tokenized one by one if no merge crosses the start of a word, no
+  // unknown token spans two words (each byte has a token), and nothing applies to the entire piece.
+  words_are_separate_ = merges_stay_in_words && byte_fallback_ && has_all_bytes_ &&
                         !ignore_merges_ && prefix_.empty() && suffix_.empty();
 }
 
@@ -81,9 +83,10 @@ void Bpe::read_vocabulary(const TokenizerJson& vocabulary) {
     ids_[token] = int(id);
   }
 }
-void Bpe::read_merges(const TokenizerJson& list) {
+bool Bpe::read_merges(const TokenizerJson& list) {
   merges_.resize(std::bit_ceil(list.size() * 2 + 2));
   std::uint32_t rank = 0;
+  bool stay_in_words = true;
   for (auto& entry : list) {
     std::string left, right;
     if (entry.is_array() && entry.size() == 2) {
@@ -103,8 +106,9 @@ void Bpe::read_merges(const TokenizerJson& list) {
       fail("Tokenizer", "the merge of {} and {} is not in the vocabulary", printable(left),
            printable(right));
     merges_[slot_of(pair_of(a, b))] = {pair_of(a, b), rank++, id};
-    words_are_separate_ = words_are_separate_ && end_of_word(merged) == merged.size();
+    stay_in_words = stay_in_words && end_of_word(merged) == merged.size();
   }
+  return stay_in_words;
 }
 
 std::size_t Bpe::slot_of(std::uint64_t pair) const {

@@ -57,7 +57,8 @@ class Bpe {
     return std::uint64_t(std::uint32_t(a)) << 32 | std::uint32_t(b);
   }
   void read_vocabulary(const nlohmann::json&);
-  void read_merges(const nlohmann::json&);
+  // Returns true if no merge crosses the start of a word that U+2581 marks.
+  bool read_merges(const nlohmann::json&);
   std::size_t slot_of(std::uint64_t pair) const;
   const Merge* merge(int a, int b) const;
   void tokenize_words(std::string_view piece, bool map_bytes, BpeMemory&,
@@ -68,14 +69,14 @@ class Bpe {
 
   TextMap<int> ids_;
   std::vector<std::string> tokens_;
-  std::vector<bool> used_;     // by id
+  std::vector<bool> used_;     // by id; false: no token has this id
   std::vector<Merge> merges_;  // a hash table with linear probing
   std::string prefix_, suffix_, unknown_;
   int unknown_id_ = -1;
   bool byte_fallback_ = false, fuse_unknown_ = false, ignore_merges_ = false;
   int bytes_[256] = {};  // tokens <0x..>, or -1
   bool has_all_bytes_ = true;
-  bool words_are_separate_ = true;  // no merge crosses the start of a word that U+2581 marks
+  bool words_are_separate_ = false;  // words are tokenized one by one
 };
 
 }  // namespace haliax
