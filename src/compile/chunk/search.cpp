@@ -201,8 +201,8 @@ class TileSearch {
     if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
     if (call_.scores) {
       auto parallel = search_parallel_slots(untiled.machine);
-      // Skips `raise_budget`, which compiles the smallest plan. If that plan has at most the bytes
-      // of `parallel`, the raised budget is too small for the untiled region.
+      // Skips `raise_budget`, which compiles the smallest plan. That plan has at most the bytes of
+      // the parallel one, so the raised budget would be too small for the untiled region.
       const bool never_untiled =
           has_budget ||
           (parallel && untiled.bytes > parallel->bytes + ChunkOptions::default_memory);
@@ -215,7 +215,7 @@ class TileSearch {
     std::optional<Trial> rows, tiles;
     if (form != ChunkForm::tile) rows = search_rows();
     if (!inner_axes_.empty()) tiles = search_rows_and_columns();
-    if (!rows && !tiles) rows = smallest();
+    if (!rows && !tiles) rows = smallest_ ? *smallest_ : smallest();
     // Each device stores a part of a row. A tile would move the part between devices.
     bool splits_rows = added_axis_ && added_axis_->blocks > 1;
     bool use_rows = rows && (!tiles || splits_rows || rows->cost <= tiles->cost);
