@@ -4,15 +4,15 @@
 //
 // For example, the pass of the forward attention in tiles.h is, shortened:
 //
-//   for (first = 0; first < rows; first += tile_rows) {
-//     x0.bring(q);  bring(0, tile0, tile1);                        // emit_setup
-//     m = lowest;  fold_l = 0;  sums_o = 0;                        // emit_start
-//     for (turn = 0; tile0.there() > 0; ++turn) {                  // emit_tiles
-//       bring(turn + 1, next0, next1);                             // the next tiles of k and v
-//       made0 = q k^T;                                             // emit_tile_matmul
-//       if (max(made0) exceeds m by much) { m, fold_l and sums_o are updated }
-//       kept1 = exp(made0 - m);  fold_l += kept1;                  // emit_elements
-//       sums_o.add(kept1, v);
+//   for each tile of rows {
+//     copy q, and the first tiles of k and v                       // emit_setup
+//     m = lowest;  l = 0;  o = 0                                   // emit_start
+//     for each tile of columns {                                   // emit_tiles
+//       start to copy the next tiles of k and v
+//       scores = q k^T                                             // emit_tile_matmul
+//       if (max(scores) exceeds m by much) { m, l and o are updated }
+//       weights = exp(scores - m);  l += weights                   // emit_elements
+//       o += weights v
 //     }
 //     store m, l and o / l                                         // PassResults
 //   }

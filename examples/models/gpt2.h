@@ -1,5 +1,5 @@
-// GPT-2: learned positions, layer norms before attention and MLP, a head that usually is the table
-// of the tokens.
+// GPT-2: learned positions, layer norms before attention and MLP, and a head that is usually tied
+// to the token embeddings.
 //
 // Formulas: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", and the
 // class GPT2LMHeadModel of transformers, whose names of tensors are the names of the fields. The

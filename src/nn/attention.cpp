@@ -36,8 +36,8 @@ NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, co
 }
 
 // Returns the slopes of ALiBi (Press et al. 2022), one per head. For example, 8 heads with bias_max
-// 8 have the slopes 1/2, 1/4, ..., 1/256. 6 heads have those of 4 heads, then every second one
-// of 8.
+// 8 have the slopes 1/2, 1/4, ..., 1/256. 6 heads have the slopes of 4 heads, and then the first
+// and the third slope of 8 heads.
 std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
   auto power_of_two = std::int64_t(std::bit_floor(std::uint64_t(heads)));
   std::vector<double> slopes;

@@ -207,9 +207,11 @@ bool has_all_sides(const Node& n, const WindowAttr& w) {
                       [&](auto& k) { return find(n, k.axis.name); });
 }
 
+// The most terms of a sum, and channels per channel of x, for which elementwise products are faster
+// than matmuls.
+constexpr std::int64_t kMostTerms = 1024, kMostChannels = 8;
 // Returns true if the contraction of windows with a weight has only degenerate matmuls: the weight
 // has one input channel or one result channel for each channel of x, and the sum has few terms.
-constexpr std::int64_t kMostTerms = 1024, kMostChannels = 8;
 bool is_depthwise(const Axes& windows, const Axes& weight, const WindowAttr& w,
                   const Axes& remaining) {
   const auto shared = common(windows, weight), summed = without(shared, remaining);

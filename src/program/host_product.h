@@ -26,8 +26,8 @@ using HostProductKernel = bool (*)(const HostProduct&);
 // Computes a matmul with the kernel in scope on this thread, or with plain loops.
 void multiply(const HostProduct&);
 
-// Matmuls that write different arrays. With a kernel in scope, they run in parallel on the threads
-// of the process, and large ones are split by columns.
+// Matmuls that write different arrays. With a kernel in scope, they run in parallel on all threads,
+// and large ones are split by columns.
 class HostProducts {
  public:
   HostProducts();
