@@ -1,0 +1,197 @@
+// Analyzes a fused step: which instructions are needed, which dims are rows, and where each
+// instruction is computed.
+#include <algorithm>
+
+#include "analyzed_step.h"
+#include "base/scalar.h"
+#include "one_hot.h"
+
+namespace haliax::cpu {
+namespace {
+
+using program::Code;
+using program::Fused;
+using program::Instr;
+
+constexpr std::int64_t long_row = 512;  // minimum row length for which a masked tail is searched
+constexpr std::int64_t min_row = 64;    // minimum row length for which a step keeps its rows
+
+std::int64_t inner_points(const Fused& fused, int outer) {
+  std::int64_t points = 1;
+  for (std::size_t d = static_cast<std::size_t>(outer); d < fused.dims.size(); ++d)
+    points *= fused.dims[d];
+  return points;
+}
+
+// Replaces max and min reductions over zero elements by their result. An integer of 8 or 16 bits
+// has a smaller range than its lane type, so the start value of the lane would be wrong.
+void fold_empty_reductions(Fused& fused) {
+  for (auto& in : fused.code) {
+    const bool max = in.code == Code::reduce_max;
+    const bool narrow = in.dtype == DType::i8 || in.dtype == DType::i16;
+    if (!narrow || !(max || in.code == Code::reduce_min)) continue;
+    const auto least = scalar::lowest(in.dtype).integer;
+    in = {.code = Code::constant,
+          .dtype = in.dtype,
+          .number = double(max ? least : ~least),
+          .integer = max ? least : ~least};
+  }
+}
+
+// Replaces reductions over exactly one element by that element.
+void fold_reductions_of_one(Fused& fused) {
+  if (inner_points(fused, fused.outer) != 1) return;
+  for (auto& in : fused.code)
+    if (is_reduction(in.code) && !finds_position(in.code)) in.code = Code::cast;
+}
+
+void mark_needed(AnalyzedStep& step) {
+  step.facts.assign(step.fused.code.size(), {});
+  const auto needed = program::needed_instructions(step.fused);
+  for (int i = 0; i < step.count(); ++i) {
+    const Instr& in = step.instr(i);
+    step.info(i).needed = needed[static_cast<std::size_t>(i)];
+    if (!step.info(i).needed) continue;
+    step.only_reduces &= !in.inner || in.code == Code::load;
+    if (!is_element_op(in)) continue;
+    step.has_element_ops = true;
+    step.info(in.dim).position = true;
+  }
+}
+
+// Rewrites ops that affect one element per row (one_hot.h). Rows must have a single dim, and some
+// input must be contiguous along it.
+void use_element_ops(AnalyzedStep& step) {
+  if (step.has_element_ops) return;
+  int dim = -1;
+  for (int d = step.outer; d < static_cast<int>(step.fused.dims.size()); ++d) {
+    if (step.fused.dims[static_cast<std::size_t>(d)] == 1) continue;
+    if (dim >= 0) return;
+    dim = d;
+  }
+  if (dim < 0) return;
+  auto is_contiguous = [&](const Instr& in) {
+    return in.code == Code::load && stride_of(in, static_cast<std::size_t>(dim)) == 1;
+  };
+  if (std::none_of(step.fused.code.begin(), step.fused.code.end(), is_contiguous)) return;
+  step.fused = with_element_ops(step.fused, dim);
+  mark_needed(step);
+}
+
+// Returns true if some load is the same for all elements of a row, and if all accesses are
+// contiguous along the rows. `last` is the number of dims, the last of which is the row.
+bool rows_share_values(const AnalyzedStep& step, std::size_t last) {
+  bool shared = false;
+  for (int i = 0; i < step.count(); ++i) {
+    const Instr& in = step.instr(i);
+    if (!step.info(i).needed || !accesses_memory(in.code)) continue;
+    const std::int64_t along = std::abs(stride_of(in, last - 1));
+    if (along > 1) return false;
+    if (in.code != Code::load || along != 0) continue;
+    for (std::size_t d = 0; d + 1 < last; ++d) shared |= stride_of(in, d) != 0;
+  }
+  return shared;
+}
+
+// Chooses the outer dims. Without reductions all dims are inner ones, and values live for one tile
+// only. Rows remain if all elements of a row share some value.
+void choose_rows(AnalyzedStep& step) {
+  step.outer = step.fused.outer;
+  bool outer_stores = false;
+  for (int i = 0; i < step.count(); ++i) {
+    const Instr& in = step.instr(i);
+    if (!step.info(i).needed) continue;
+    step.reduces |= is_reduction(in.code);
+    outer_stores |= is_store(in.code) && !in.inner;
+  }
+  if (step.reduces) return use_element_ops(step);
+  step.every = !outer_stores || inner_points(step.fused, step.outer) == 1;
+  if (!step.every) return use_element_ops(step);
+  step.outer = 0;
+  std::size_t last = step.fused.dims.size();
+  while (last > 0 && step.fused.dims[last - 1] == 1) --last;
+  if (last < 2 || step.fused.dims[last - 1] < min_row || !rows_share_values(step, last)) return;
+  step.outer = static_cast<int>(last) - 1;
+  use_element_ops(step);
+}
+
+// Sets where the value of a load or an iota varies.
+void classify_access(InstrFacts& me, const Access& access, const FusedPlan& plan, bool flat) {
+  me.constant = false;
+  bool outer = false;
+  for (int d = 0; d < plan.dims; ++d) {
+    if (access.strides[static_cast<std::size_t>(d)] == 0) continue;
+    const bool is_outer = d < plan.outer_dims;
+    (is_outer ? outer : me.varies) = true;
+    if (plan.box[d] > 1) me.extent = me.extent | (is_outer ? Extent::outer : Extent::inner);
+  }
+  me.uniform = !me.varies && !outer;
+  me.fixed = !outer && (!me.varies || (!flat && plan.inner_boxes <= 1));
+}
+
+void classify_reduction(const AnalyzedStep& step, const Instr& in, InstrFacts& me,
+                        FusedPlan& plan) {
+  me.uniform = me.constant = me.fixed = me.varies = me.inner = false;
+  me.extent = plan.outer_box == 1 ? Extent::one : Extent::outer;
+  me.reduction = static_cast<int>(plan.reductions.size());
+  const DType dtype = finds_position(in.code) ? step.instr(in.args[0]).dtype : in.dtype;
+  plan.reductions.push_back(kernels().reduce(in.code, lane_type_of(dtype), in.dtype));
+  plan.reduction_level.push_back(me.level - 1);
+}
+
+}  // namespace
+
+AnalyzedStep analyze(const Fused& fused) {
+  AnalyzedStep step;
+  step.fused = fused;
+  step.is_empty = !program::has_inner_points(fused);
+  if (step.is_empty) fold_empty_reductions(step.fused);
+  fold_reductions_of_one(step.fused);
+  mark_needed(step);
+  choose_rows(step);
+  return step;
+}
+
+void find_masks(AnalyzedStep& step, const FusedPlan& plan) {
+  if (plan.inner_major || plan.serial || step.has_element_ops || !step.reduces ||
+      plan.dims != plan.outer_dims + 1 || plan.inner_points < long_row)
+    return;
+  int row = step.outer;
+  while (step.fused.dims[static_cast<std::size_t>(row)] == 1) ++row;
+  step.masked = masked_rows(step.fused, row);
+  if (!step.masked) return;
+  for (auto& mask : step.masked->masks)
+    for (auto [iota, sign] : mask.positions)
+      if (!step.info(iota).needed) return step.masked.reset();  // iota without an access
+}
+
+void classify(AnalyzedStep& step, FusedPlan& plan) {
+  const auto levels = program::reduction_levels(step.fused);
+  for (int i = 0; i < step.count(); ++i) {
+    InstrFacts& me = step.info(i);
+    const Instr& in = step.instr(i);
+    if (!me.needed) continue;
+    me.level = levels[static_cast<std::size_t>(i)];
+    me.uniform = me.constant = me.fixed = true;
+    if (in.code == Code::load || in.code == Code::iota)
+      classify_access(me, plan.accesses[static_cast<std::size_t>(me.access)], plan, step.flat());
+    for (int a : program::operands(in)) {
+      const InstrFacts& arg = step.info(a);
+      me.uniform &= arg.uniform;
+      me.constant &= arg.constant;
+      me.fixed &= arg.fixed;
+      me.varies |= arg.varies;
+      me.extent = me.extent | arg.extent;
+    }
+    if (is_element_op(in)) {
+      me.uniform = me.constant = me.fixed = false;
+      me.varies = true;
+      me.extent = Extent::full;
+    }
+    me.inner = me.varies && !me.fixed;
+    if (is_reduction(in.code)) classify_reduction(step, in, me, plan);
+    plan.levels = std::max(plan.levels, me.level + 1);
+  }
+}
+
+}  // namespace haliax::cpu

@@ -1,0 +1,263 @@
+// Chooses the tiles of a fused step: the order of its dims, and the sizes of boxes and blocks.
+#include <algorithm>
+
+#include "analyzed_step.h"
+#include "haliax/error.h"
+#include "one_hot.h"
+
+namespace haliax::cpu {
+namespace {
+
+using program::Code;
+using program::Instr;
+
+// elements that the previous step leaves in the caches
+constexpr std::int64_t near_points = 1 << 20;
+constexpr std::int64_t work_per_block = 1 << 17;  // tens of microseconds
+
+class TileChooser {
+ public:
+  TileChooser(AnalyzedStep& step, FusedPlan& plan, const TileLimits& limits)
+      : step_(step), plan_(plan), limits_(limits) {}
+
+  void read_views() {
+    for (int i = 0; i < step_.count(); ++i) {
+      const Instr& in = step_.instr(i);
+      if (!(step_.info(i).needed || step_.info(i).position) ||
+          !(accesses_memory(in.code) || in.code == Code::iota))
+        continue;
+      Access access;
+      access.place = Place(in.view);
+      access.view = in.view;
+      access.dtype = in.code == Code::iota ? in.dtype : in.view.dtype;
+      access.strides = program::access_strides(step_.fused, in);
+      access.iota = in.code == Code::iota;
+      access.start = in.integer;
+      step_.info(i).access = static_cast<int>(plan_.accesses.size());
+      plan_.accesses.push_back(std::move(access));
+    }
+  }
+
+  // Sorts the outer dims, and the inner dims, by decreasing strides, and merges dims.
+  void choose_order() {
+    std::vector<std::size_t> outer, inner;
+    for (std::size_t d = 0; d < step_.fused.dims.size(); ++d)
+      if (step_.fused.dims[d] != 1)
+        (static_cast<int>(d) < step_.outer ? outer : inner).push_back(d);
+    plan_.serial = program::writes_repeatedly(step_.fused);
+    if (!plan_.serial) {
+      const auto weight = memory_spans();
+      auto heavier = [&](std::size_t a, std::size_t b) { return weight[a] > weight[b]; };
+      std::stable_sort(outer.begin(), outer.end(), heavier);
+      if (!needs_inner_order()) std::stable_sort(inner.begin(), inner.end(), heavier);
+    }
+    if (!step_.flat()) choose_layout(outer, inner);
+    merge(outer, inner);
+  }
+
+  void choose_boxes() {
+    FusedPlan& p = plan_;
+    if (p.serial) {
+      std::fill(p.box, p.box + p.dims, 1);
+    } else if (step_.flat()) {
+      split(0, p.dims, limits_.elements);
+      square_tile();
+    } else if (p.inner_major) {
+      choose_lanes();
+    } else {
+      choose_rows_of_tile();
+    }
+    p.inner_box = p.outer_box = 1;
+    for (int d = 0; d < p.dims; ++d) {
+      std::int64_t boxes = (p.size[d] + p.box[d] - 1) / p.box[d];
+      (d < p.outer_dims ? p.outer_boxes : p.inner_boxes) *= boxes;
+      (d < p.outer_dims ? p.outer_box : p.inner_box) *= p.box[d];
+    }
+    p.single_inner_box = p.inner_boxes <= 1;
+  }
+
+  void choose_blocks() {
+    FusedPlan& p = plan_;
+    const bool flat = step_.flat();
+    std::int64_t work_per_point = 0;
+    for (const InstrFacts& facts : step_.facts) work_per_point += facts.needed;
+    std::int64_t points = std::max<std::int64_t>(1, p.outer_points * p.inner_points);
+    std::int64_t requested = std::clamp<std::int64_t>(
+        points * std::max<std::int64_t>(work_per_point, 4) / work_per_block, 1, 128);
+    if (p.serial) requested = 1;
+    if (flat || (p.outer_boxes < 16 && requested > 2 * p.outer_boxes && !p.single_inner_box)) {
+      p.chunks = std::clamp<std::int64_t>(requested / std::max<std::int64_t>(1, p.outer_boxes), 1,
+                                          std::max<std::int64_t>(1, p.inner_boxes));
+      if (!flat) p.chunks = std::min<std::int64_t>(p.chunks, 64);
+    }
+    p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + requested - 1) / requested);
+    p.blocks = (p.outer_boxes + p.boxes_per_block - 1) / p.boxes_per_block;
+  }
+
+ private:
+  // Returns true if an instruction depends on the order of the inner dims.
+  bool needs_inner_order() const {
+    if (step_.has_element_ops) return true;
+    for (int i = 0; i < step_.count(); ++i)
+      if (step_.info(i).needed && finds_position(step_.instr(i).code)) return true;
+    return false;
+  }
+
+  // Returns the sum of strides of all accesses per dim. Stores count twice.
+  Dims memory_spans() const {
+    Dims spans(step_.fused.dims.size(), 0);
+    for (int i = 0; i < step_.count(); ++i) {
+      if (step_.info(i).access < 0 || step_.instr(i).code == Code::iota) continue;
+      const Access& access = access_of(i);
+      for (std::size_t d = 0; d < spans.size(); ++d)
+        spans[d] += std::abs(access.strides[d]) * (is_store(step_.instr(i).code) ? 2 : 1);
+    }
+    return spans;
+  }
+
+  // Selects the lanes layout if more elements are contiguous along an outer dim than along an inner
+  // one. That outer dim becomes the last one.
+  void choose_layout(std::vector<std::size_t>& outer, const std::vector<std::size_t>& inner) {
+    if (outer.empty() || inner.empty() || plan_.serial || step_.has_element_ops) return;
+    std::int64_t rows = 0, best = 0;  // number of elements
+    std::size_t best_dim = 0;
+    Dims votes(step_.fused.dims.size(), 0);
+    for (int i = 0; i < step_.count(); ++i) {
+      const Instr& in = step_.instr(i);
+      if (step_.info(i).access < 0 || !in.inner || in.code == Code::iota) continue;
+      const Access& access = access_of(i);
+      std::int64_t points = 1;
+      for (std::size_t d = 0; d < step_.fused.dims.size(); ++d)
+        if (access.strides[d] != 0) points *= step_.fused.dims[d];
+      if (std::abs(access.strides[inner.back()]) == 1) rows += points;
+      for (std::size_t d : outer)
+        if (std::abs(access.strides[d]) == 1) votes[d] += points;
+    }
+    for (std::size_t d : outer)
+      if (votes[d] > best) {
+        best = votes[d];
+        best_dim = d;
+      }
+
+    if (best <= rows) return;
+    plan_.inner_major = true;
+    outer.erase(std::find(outer.begin(), outer.end(), best_dim));
+    outer.push_back(best_dim);
+  }
+
+  // Sets the dims of the plan and the strides of its accesses: outer dims, then inner ones.
+  void merge(const std::vector<std::size_t>& outer, const std::vector<std::size_t>& inner) {
+    std::size_t outer_dims = outer.size();
+    Dims sizes;
+    std::vector<Dims> strides(plan_.accesses.size());
+    auto append = [&](std::size_t d) {
+      sizes.push_back(step_.fused.dims[d]);
+      for (std::size_t a = 0; a < strides.size(); ++a)
+        strides[a].push_back(plan_.accesses[a].strides[d]);
+    };
+    std::for_each(outer.begin(), outer.end(), append);
+    std::for_each(inner.begin(), inner.end(), append);
+    program::merge_dims(sizes, outer_dims, strides);
+    plan_.outer_dims = static_cast<int>(outer_dims);
+    if (sizes.size() > max_dims) throw Error("[fused] more than 16 dimensions that do not merge");
+    plan_.dims = static_cast<int>(sizes.size());
+    std::copy(sizes.begin(), sizes.end(), plan_.size);
+    for (std::size_t a = 0; a < strides.size(); ++a)
+      plan_.accesses[a].strides = std::move(strides[a]);
+    for (int d = 0; d < plan_.dims; ++d)
+      (d < plan_.outer_dims ? plan_.outer_points : plan_.inner_points) *= plan_.size[d];
+  }
+
+  void choose_lanes() {
+    FusedPlan& p = plan_;
+    const std::int64_t tile = limits_.elements;
+    const std::int64_t lanes = p.outer_points <= tile / 2                    ? tile
+                               : p.only_reduces && p.outer_points >= 1 << 14 ? 1024
+                                                                             : 256;
+    p.outer_box = split(0, p.outer_dims, std::min<std::int64_t>(tile, lanes));
+    const bool keep = limits_.may_keep && p.inner_points * p.outer_box <= 4 * tile;
+    // number of rows after which a sum is widened
+    const std::int64_t rows = limits_.may_keep && step_.reduces ? 32 : 1;
+    split(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile / p.outer_box));
+  }
+  void choose_rows_of_tile() {
+    FusedPlan& p = plan_;
+    const std::int64_t tile = limits_.elements;
+    const bool keep = limits_.may_keep && p.inner_points <= 4 * tile;
+    p.inner_box =
+        split(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile);
+    std::int64_t rows = p.inner_box * 4 <= tile ? tile / p.inner_box : 1;
+    if (limits_.may_join) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
+    split(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
+  }
+  // Returns the number of rows per tile. With reductions, or with values that a row shares, several
+  // rows amortize the cost per row. Rows that stream from memory keep to one row, because memory
+  // latency hides this cost, unless they are only reduced.
+  std::int64_t rows_at_once() const {
+    if (!step_.reduces && step_.outer == 0) return 1;
+    if (!plan_.only_reduces && plan_.outer_points * plan_.inner_points > near_points) return 1;
+    int once = 0, inner = 0;
+    for (int i = 0; i < step_.count(); ++i)
+      if (step_.info(i).needed) ++(step_.instr(i).inner ? inner : once);
+    return (once > 2 * inner ? 16 : 4) * limits_.elements / plan_.inner_box;
+  }
+
+  // Splits the dims [first, last) into boxes of about `points` elements, starting at the last dim.
+  // Returns the number of elements of a box.
+  std::int64_t split(int first, int last, std::int64_t points) {
+    std::int64_t taken = 1;
+    bool open = true;
+    for (int d = last - 1; d >= first; --d) {
+      std::int64_t n = plan_.size[d];
+      std::int64_t parts =
+          open && n > 0 ? std::max<std::int64_t>(1, (n + points / taken - 1) /
+                                                        std::max<std::int64_t>(1, points / taken))
+                        : 1;
+      std::int64_t box = open ? std::max<std::int64_t>(1, (n + parts - 1) / parts) : 1;
+      if (box >= 32 && box < n) box = std::min(n, (box + 15) / 16 * 16);  // full vectors
+      plan_.box[d] = box;
+      taken *= box;
+      if (box < n || taken >= points) open = false;
+    }
+    return taken;
+  }
+  // Chooses a square tile if a view is contiguous along another dim, so that each cache line is
+  // used while it is cached.
+  void square_tile() {
+    FusedPlan& p = plan_;
+    int last = p.dims - 1;
+    if (last < 1 || p.size[last] < 8) return;
+    for (const Access& access : p.accesses) {
+      if (access.iota || std::abs(access.strides[static_cast<std::size_t>(last)]) <= 1) continue;
+      for (int d = 0; d < last; ++d) {
+        if (std::abs(access.strides[static_cast<std::size_t>(d)]) != 1 || p.size[d] < 8) continue;
+        std::fill(p.box, p.box + p.dims, 1);
+        p.box[last] = std::min<std::int64_t>(p.size[last], 32);
+        p.box[d] = std::min<std::int64_t>(
+            p.size[d], std::max<std::int64_t>(1, limits_.elements / p.box[last]));
+        return;
+      }
+    }
+  }
+
+  const Access& access_of(int i) const {
+    return plan_.accesses[static_cast<std::size_t>(step_.info(i).access)];
+  }
+
+  AnalyzedStep& step_;
+  FusedPlan& plan_;
+  const TileLimits& limits_;
+};
+
+}  // namespace
+
+void choose_tiles(AnalyzedStep& step, FusedPlan& plan, const TileLimits& limits) {
+  plan.only_reduces = step.only_reduces;
+  TileChooser chooser(step, plan, limits);
+  chooser.read_views();
+  chooser.choose_order();
+  chooser.choose_boxes();
+  chooser.choose_blocks();
+}
+
+}  // namespace haliax::cpu
