@@ -143,7 +143,7 @@ void classify_reduction(const AnalyzedStep& step, const Instr& in, InstrFacts& m
 
 AnalyzedStep analyze(const Fused& fused) {
   AnalyzedStep step;
-  step.fused = fused;
+  step.fused = Fused(fused);  // moved, since the assignment of a copy exports a symbol of std
   step.is_empty = !program::has_inner_points(fused);
   if (step.is_empty) fold_empty_reductions(step.fused);
   fold_reductions_of_one(step.fused);
