@@ -36,11 +36,7 @@ std::optional<CorrelationPlan> plan_correlation(const Contract& c) {
   auto s = program::dims_of(c);
   CorrelationPlan p;
   p.swapped = points(s.m) == 1;
-  if (p.swapped) {
-    std::swap(s.m, s.n);
-    for (auto* list : {&s.batch, &s.m, &s.n, &s.k})
-      for (auto& d : *list) std::swap(d.a, d.b);
-  }
+  if (p.swapped) s.swap_operands();
   const std::int64_t taps = points(s.m), terms = points(s.k);
   if (points(s.n) != 1 || taps < fewest_taps || taps > most_correlated_taps) return {};
   if (terms < 4 * taps || points(s.batch) * taps * terms < least_correlated) return {};

@@ -135,7 +135,7 @@ class InstrEmitter {
     me.value = op.out;
     if (is_iota) return tapes_.wrap(tape, me.value, me.extent, in.dtype);
     op.load_rows = kernels().load_rows(in.view.dtype);
-    access.direct = !is_16_bit(in.view.dtype) && !me.fixed;
+    access.direct = !is_widened(in.view.dtype) && !me.fixed;
     if (in.view.dtype != in.dtype)
       me.value = tapes_.convert(me.value, me.extent, in.view.dtype, in.dtype, tape);
   }

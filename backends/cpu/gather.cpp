@@ -447,10 +447,10 @@ class ScatterStep final : public CompiledStep {
     }
     if (n >= kShortest && lines_.run_stride(1) == 1) {
       const std::int64_t stride = lines_.run_stride(0);
-      const Kernel dense = is_16_bit(dtype_) ? of_halves_ : kernel_of(1);
+      const Kernel dense = is_widened(dtype_) ? of_halves_ : kernel_of(1);
       packs_ = dense && stride != 1 && (stride != 0 || of_halves_) &&
                columns_ <= PickedLines::most_packed;
-      if (!is_16_bit(dtype_)) combine_ = kernel_of(packs_ ? 1 : stride);
+      if (!is_widened(dtype_)) combine_ = kernel_of(packs_ ? 1 : stride);
     }
     if (rows * lines_.run_points() == 0) blocks_ = 0;
   }

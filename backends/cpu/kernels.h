@@ -41,7 +41,7 @@ constexpr int bytes_of(LaneType lane) {
   return lane == LaneType::f64 || lane == LaneType::i64 || lane == LaneType::u64 ? 8 : 4;
 }
 // Returns true if the dtype is widened between memory and a register.
-constexpr bool is_16_bit(DType dtype) {
+constexpr bool is_widened(DType dtype) {
   return dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i32 && dtype != DType::u32 &&
          dtype != DType::i64 && dtype != DType::u64;
 }

@@ -51,7 +51,8 @@ struct InPlace {
   }
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
-    if ((is_16_bit(to.dtype) && to.dtype != DType::bf16) || tape[at].extent != Extent::full) return;
+    if ((is_widened(to.dtype) && to.dtype != DType::bf16) || tape[at].extent != Extent::full)
+      return;
     // ops that modify the value at an element, and last the op that computes it
     std::vector<std::size_t> makers;
     int value = tape[at].in[0];
@@ -59,14 +60,14 @@ struct InPlace {
       if (auto* created = created_by(tape[t], value); created && makers.empty()) {
         // no other op reads the f32 value
         const bool alone = reads[static_cast<std::size_t>(value)] == 1;
-        if (created->into < 0 && (!is_16_bit(to.dtype) || alone) && !is_read(tape, t, to)) {
+        if (created->into < 0 && (!is_widened(to.dtype) || alone) && !is_read(tape, t, to)) {
           created->into = tape[at].access;
-          created->narrow = is_16_bit(to.dtype);
+          created->narrow = is_widened(to.dtype);
         }
 
         return;
       }
-      if (is_16_bit(to.dtype)) {
+      if (is_widened(to.dtype)) {
         if (tape[t].out == value) return;
         continue;
       }

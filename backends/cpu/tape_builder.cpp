@@ -97,7 +97,7 @@ void TapeBuilder::wrap(int id, int value, Extent extent, DType dtype) {
 }
 
 int TapeBuilder::convert(int value, Extent extent, DType from, DType to, int tape) {
-  if (from == to || (lane_type_of(from) == lane_type_of(to) && !is_16_bit(to))) return value;
+  if (from == to || (lane_type_of(from) == lane_type_of(to) && !is_widened(to))) return value;
   Op& op = push(tape, Op::map, extent, lane_type_of(to));
   op.in[0] = value;
   op.kernel = kernels().cast(lane_type_of(from), to);

@@ -41,11 +41,7 @@ std::optional<VectorPlan> plan_vector(const Contract& c) {
   auto s = program::dims_of(c);
   VectorPlan p;
   p.swapped = points(s.n) == 1;
-  if (p.swapped) {
-    std::swap(s.m, s.n);
-    for (auto* list : {&s.batch, &s.m, &s.n, &s.k})
-      for (auto& d : *list) std::swap(d.a, d.b);
-  }
+  if (p.swapped) s.swap_operands();
   if (points(s.m) != 1 || points(s.n) < 8 || points(s.k) < 8) return {};
   const std::int64_t work = points(s.n) * points(s.k);
   // for small contractions, LoopContractStep accumulates in f64

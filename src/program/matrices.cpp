@@ -109,12 +109,6 @@ Packing pack(ContractDims& s, MatrixStride stride, MatrixDims ContractDims::*own
   return p;
 }
 
-void swap_operands(ContractDims& s) {
-  std::swap(s.m, s.n);
-  for (auto* list : {&s.batch, &s.m, &s.n, &s.k})
-    for (auto& d : *list) std::swap(d.a, d.b);
-}
-
 std::int64_t matrix_size(const MatrixProducts& p) { return p.m.n * p.n.n * p.k.n; }
 
 // Replaces the strides of `out` by those of a contiguous array whose last dim is the largest of n.
@@ -159,7 +153,7 @@ bool reads_windows(const Contract& c) { return reads_windows(c, c.a) || reads_wi
 std::optional<MatrixProducts> copied_matrix_products(const Contract& c, bool unsplit_k) {
   for (const bool swapped : {false, true}) {
     auto s = dims_of(c);
-    if (swapped) swap_operands(s);
+    if (swapped) s.swap_operands();
     s.normalize();
     MatrixProducts p;
     p.swapped = swapped;
@@ -178,7 +172,7 @@ std::optional<MatrixProducts> strided_matrix_products(const Contract& c, bool un
   std::optional<MatrixProducts> best;
   auto consider = [&](bool swapped, bool result, bool weights) {
     auto s = dims_of(c);
-    if (swapped) swap_operands(s);
+    if (swapped) s.swap_operands();
     MatrixProducts p;
     p.swapped = swapped;
     if (result) p.pack_out = pack_out(s);
@@ -205,6 +199,11 @@ std::optional<MatrixProducts> strided_matrix_products(const Contract& c, bool un
   return best;
 }
 
+void ContractDims::swap_operands() {
+  std::swap(m, n);
+  for (auto* list : {&batch, &m, &n, &k})
+    for (auto& d : *list) std::swap(d.a, d.b);
+}
 void ContractDims::normalize() {
   for (auto* list : {&batch, &m, &n, &k}) merge(*list);
 }
@@ -237,7 +236,7 @@ std::optional<MatrixProducts> fewest_copies(const Contract& c, bool unsplit_k, P
   auto unpacked = dims_of(c);
   const bool swapped = !unit(unpacked.n) && unit(unpacked.m);
   if (swapped) {
-    swap_operands(unpacked);
+    unpacked.swap_operands();
     std::swap(packs.a, packs.b);
   }
 

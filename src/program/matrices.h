@@ -23,6 +23,8 @@ struct ContractDims {
   MatrixDims batch, m, n, k;
   // Orders each kind of dims by strides, largest first, and merges neighbors.
   void normalize();
+  // Sets the dims of out^T = b^T a^T.
+  void swap_operands();
 };
 ContractDims dims_of(const Contract&);
 
