@@ -374,16 +374,16 @@ void check_boundaries(const Nodes& all, const Nodes& roots, const char* after) {
     return std::any_of(regions.begin(), regions.end(), [&](auto* other) { return *other == r; });
   };
   for (auto& n : all) {
-    Nodes reads;
+    PendingNodes reads;
     if (is_loop_result(*n)) {  // the loop node has no axes
-      reads = result_of(*n).value;
-      if (auto& start = result_of(*n).start) reads.push_back(start);
+      append(reads, result_of(*n).value);
+      if (auto& start = result_of(*n).start) reads.push_back(&start);
     } else {
       add_reads(n, reads);
     }
     std::vector<const Attr*> mine;
-    for (auto& x : reads)
-      for (auto* r : inside[x.get()])
+    for (auto* x : reads)
+      for (auto* r : inside[x->get()])
         if (!contains(mine, *r)) mine.push_back(r);
     if (n->op == &prim::kEnter && !contains(mine, n->attr)) mine.push_back(&n->attr);
     for (auto* r : n->op == &prim::kLeave ? mine : std::vector<const Attr*>()) {

@@ -80,7 +80,7 @@ LoopInputs inputs_of(const Loop& l) {
   LoopInputs out;
   Listed slices{out.slices}, invariants{out.invariants};  // a node may be in both lists
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    traverse(values_of(l, b), [&](const NodePtr& n, Nodes& todo) {
+    traverse(values_of(l, b), [&](const NodePtr& n, PendingNodes& todo) {
       auto& in = n->in;
       if (!varies_in(*n, l, b)) {
         // index of an outer loop, with which this loop varies

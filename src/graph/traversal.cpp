@@ -7,21 +7,11 @@ namespace haliax {
 template <class Listed, class List>
 static std::vector<Listed> sorted(const Nodes& roots, bool (*stop)(const Node&), const List& list) {
   std::vector<Listed> out;
-  std::vector<const NodePtr*> todo;
-  Numbering seen;
   out.reserve(16);
-  todo.reserve(16);
-  auto add = [&](const Nodes& more) {
-    for (auto& n : more)
-      if (n) todo.push_back(&n);
-  };
-  for (add(roots); !todo.empty();) {
-    auto& n = *todo.back();
-    todo.pop_back();
-    if (!seen(n.get()).is_new) continue;
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
     out.push_back(list(n));
-    if (!stop || !stop(*n)) add(n->in);
-  }
+    if (!stop || !stop(*n)) append(todo, n->in);
+  });
   sort_by_age(out);
   return out;
 }

@@ -59,20 +59,32 @@ class Numbering {
   std::vector<Numbered> table_;
 };
 
+// The nodes that a traversal visits next. References need no reference counts; they stay valid
+// because the roots hold the graph.
+using PendingNodes = std::vector<const NodePtr*>;
+inline void append(PendingNodes& to, const Nodes& more) {
+  for (auto& n : more)
+    if (n) to.push_back(&n);
+}
+void append(PendingNodes&, Nodes&&) = delete;  // the references would dangle
+
 // Calls visit(n, todo) once for each node. The call appends the next nodes to `todo`. Nodes that
 // `filter` rejects are skipped.
 template <class Filter, class Visit>
-void traverse(Nodes todo, const Filter& filter, const Visit& visit) {
+void traverse(const Nodes& roots, const Filter& filter, const Visit& visit) {
+  PendingNodes todo;
+  todo.reserve(16);
+  append(todo, roots);
   Numbering seen;
   while (!todo.empty()) {
-    auto n = std::move(todo.back());
+    const NodePtr& n = *todo.back();
     todo.pop_back();
-    if (n && filter(*n) && seen(n.get()).is_new) visit(n, todo);
+    if (filter(*n) && seen(n.get()).is_new) visit(n, todo);
   }
 }
-template <class Visit> void traverse(Nodes todo, const Visit& visit) {
+template <class Visit> void traverse(const Nodes& roots, const Visit& visit) {
   traverse(
-      std::move(todo), [](const Node&) { return true; }, visit);
+      roots, [](const Node&) { return true; }, visit);
 }
 inline bool holds(const Nodes& list, const NodePtr& n) {
   return std::find(list.begin(), list.end(), n) != list.end();

@@ -28,7 +28,7 @@ bool is_known(const NodePtr& root) {
   bool known = true;
   traverse(
       {root}, [](const Node& n) { return !n.value; },
-      [&](const NodePtr& n, Nodes& todo) {
+      [&](const NodePtr& n, PendingNodes& todo) {
         known &= n->op != &prim::kInput && n->free.empty();
         append(todo, n->in);
       });

@@ -33,7 +33,7 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   for (auto& n : inputs) goals.insert(n.get());
   auto depends = dependents(roots, goals);
   Nodes out;
-  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
     if (goals.count(n.get())) return;
     if (depends.count(n.get()))
       append(todo, n->in);
@@ -50,7 +50,7 @@ Nodes named_values(const Nodes& roots, const Nodes& inputs, const Names& names) 
   Nodes out;
   if (names.empty()) return out;
   auto is_input = [&](const NodePtr& n) { return has_node(inputs, n); };
-  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
     auto name = prim::checkpoint_name_of(*n);
     if (name && has(names, *name)) {
       auto& value = n->in[0];
@@ -129,7 +129,7 @@ struct Checkpointed : CustomVjp {
 // Returns the ids of the carries of enclosing loops that the nodes depend on.
 std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
   std::unordered_set<std::uint64_t> out;
-  traverse(nodes, [&](const NodePtr& n, Nodes& todo) {
+  traverse(nodes, [&](const NodePtr& n, PendingNodes& todo) {
     if (n->op == &prim::kCarry)
       out.insert(n->id);
     else if (!n->free.empty())

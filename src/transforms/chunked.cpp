@@ -19,7 +19,7 @@ namespace {
 // Returns true if x may depend on a differentiable value. False for ids, masks and random draws.
 bool has_gradient(const NodePtr& x) {
   bool found = false;
-  traverse({x}, [&](const NodePtr& n, Nodes& todo) {
+  traverse({x}, [&](const NodePtr& n, PendingNodes& todo) {
     if (found || !is_float(n->dtype) || prim::is_number(n) || n->op == &prim::kIota) return;
     found = n->op->kind != Kind::map && n->op->kind != Kind::view;
     append(todo, n->in);

@@ -24,7 +24,7 @@ struct TracedSide {
 // older than the sides.
 Nodes inside_iteration(const Nodes& roots, const NodePtr& index, std::uint64_t newest) {
   Rewrite to;
-  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
     if (n->id > newest) return add_reads(n, todo);
     if (n->op->kind == Kind::leaf && n->op->cheap) return;
     to[n.get()] = prim::barrier(n, index);

@@ -1,6 +1,8 @@
 // The parameters that a value is computed from, and the record of their gradients.
 #include "transforms/gradient_names.h"
 
+#include <span>
+
 #include "graph/traversal.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
@@ -14,14 +16,15 @@ void add_names(Names& to, const Names& more) {
 
 namespace {
 
-// Returns the operands to follow; null if the value depends on data or on a loop.
-std::optional<Nodes> operands(const Node& n) {
+// Returns the operands to follow; nothing if the value depends on data or on a loop.
+std::optional<std::span<const NodePtr>> operands(const Node& n) {
+  const auto only = [](const NodePtr& operand) { return std::span(&operand, 1); };
   if (n.op == &prim::kNumber || n.op == &prim::kIota || n.op == &prim::kIndex ||
       n.op == &prim::kStop)
-    return Nodes();
-  if (n.op == &prim::kBarrier) return Nodes{n.in[0]};
-  if (n.op == &kResult && n.in[0]->op == &kCustomVjp) return Nodes{n.in[0]->in[result_number(n)]};
-  if (n.op == &prim::kTracer && n.origin.module) return Nodes();  // a parameter
+    return std::span<const NodePtr>();
+  if (n.op == &prim::kBarrier) return only(n.in[0]);
+  if (n.op == &kResult && n.in[0]->op == &kCustomVjp) return only(n.in[0]->in[result_number(n)]);
+  if (n.op == &prim::kTracer && n.origin.module) return std::span<const NodePtr>();  // a parameter
   if (n.op == &kResult || n.op == &kLoop || n.op == &prim::kTracer || n.op->kind == Kind::leaf)
     return {};
   return n.in;
@@ -32,9 +35,10 @@ std::optional<Nodes> operands(const Node& n) {
 const std::optional<Names>& Gradients::computed_from(const NodePtr& root) {
   Nodes order;
   auto is_new = [&](const Node& n) { return !computed_from_.count(n.id); };
-  traverse({root}, is_new, [&](const NodePtr& n, Nodes& todo) {
+  traverse({root}, is_new, [&](const NodePtr& n, PendingNodes& todo) {
     order.push_back(n);
-    if (auto in = operands(*n)) append(todo, *in);
+    for (auto& x : operands(*n).value_or(std::span<const NodePtr>()))
+      if (x) todo.push_back(&x);
   });
   sort_by_age(order);
   for (auto& n : order) {

@@ -24,8 +24,13 @@ template <class F> static void each_read(const Node& n, const F& f) {
     if (r.carry) f(r.carry);
   }
 }
-void add_reads(const NodePtr& n, Nodes& out) {
-  each_read(*n, [&](const NodePtr& x) { out.push_back(x); });
+Nodes reads_of(const Node& n) {
+  Nodes out;
+  each_read(n, [&](const NodePtr& x) { out.push_back(x); });
+  return out;
+}
+void add_reads(const NodePtr& n, PendingNodes& todo) {
+  each_read(*n, [&](const NodePtr& x) { todo.push_back(&x); });
 }
 
 bool is_region_boundary(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
@@ -39,28 +44,14 @@ std::unordered_set<const Node*> inside_regions(const Nodes& all) {
   return out;
 }
 
-// Calls f for the nodes below the roots for which `filter` is true and that are reachable through
-// nodes for which it is true, once each. The references stay valid as long as the roots.
-template <class Filter, class F>
-static void each_below(const Nodes& roots, const Filter& filter, const F& f) {
-  std::vector<const NodePtr*> todo;  // references need no reference counts
-  Numbering seen;
-  const auto add = [&](const NodePtr& x) { todo.push_back(&x); };
-  for (auto& r : roots)
-    if (r) add(r);
-  while (!todo.empty()) {
-    auto& n = *todo.back();
-    todo.pop_back();
-    if (!filter(*n) || !seen(n.get()).is_new) continue;
-    f(n);
-    each_read(*n, add);
-  }
-}
 // Returns the nodes below the roots for which `filter` is true and that are reachable through nodes
 // for which it is true. Loop bodies are included; inputs come first.
 template <class Filter> static Nodes requested_below(const Nodes& roots, const Filter& filter) {
   std::vector<std::pair<std::uint64_t, const NodePtr*>> found;  // with their age
-  each_below(roots, filter, [&](const NodePtr& n) { found.push_back({n->id, &n}); });
+  traverse(roots, filter, [&](const NodePtr& n, PendingNodes& todo) {
+    found.push_back({n->id, &n});
+    add_reads(n, todo);
+  });
   std::sort(found.begin(), found.end());
   Nodes out;
   out.reserve(found.size());
@@ -69,8 +60,10 @@ template <class Filter> static Nodes requested_below(const Nodes& roots, const F
 }
 std::int64_t node_count(const Nodes& roots) {
   std::int64_t count = 0;
-  each_below(
-      roots, [](const Node&) { return true; }, [&](const NodePtr&) { ++count; });
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
+    ++count;
+    add_reads(n, todo);
+  });
   return count;
 }
 Nodes all_nodes(const Nodes& roots) {
@@ -182,7 +175,7 @@ NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{r
 
 Nodes with_values_as_data(const Nodes& roots) {
   Rewrite to;
-  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
     if (n->value && n->op->kind != Kind::leaf)
       to[n.get()] = make_data(n->value.get(), n->axes, n->dtype);
     else
@@ -255,8 +248,8 @@ NodePtr widened(const NodePtr& n) {
 std::unordered_set<const Node*> dependents(const Nodes& roots,
                                            const std::unordered_set<const Node*>& goals) {
   std::unordered_set<const Node*> out;
-  Nodes in;
-  auto depends = [&](auto& x) { return out.count(x.get()) > 0; };
+  PendingNodes in;
+  auto depends = [&](const NodePtr* x) { return out.count(x->get()) > 0; };
   for (auto& n : topological(roots)) {
     in.clear();
     // For a loop, also its bodies: a value that an inner loop computes is not a result that the

@@ -41,8 +41,10 @@ std::unordered_set<const Node*> dependents(const Nodes& roots,
 // Return true if one of the nodes is an operand of the node, or an index that the node varies with.
 bool reads(const Node&, const std::unordered_set<const Node*>& some);
 bool varies_with(const Node&, const std::unordered_set<const Node*>& some);
-// Appends the operands of a node. For a loop, also the values and the carries of its bodies.
-void add_reads(const NodePtr&, Nodes& out);
+// Returns the operands of a node. For a loop, also the values and the carries of its bodies.
+Nodes reads_of(const Node&);
+// Appends references to them.
+void add_reads(const NodePtr&, PendingNodes&);
 // Returns all nodes that the roots depend on, loop bodies included, with inputs first.
 Nodes all_nodes(const Nodes& roots);
 std::int64_t node_count(const Nodes& roots);  // the number of these nodes

@@ -81,7 +81,7 @@ class TracedIteration {
   void check(const Nodes& created, const Node* index) const {
     traverse(
         created, [&](const Node& n) { return n.varies_with(index); },
-        [&](const NodePtr& n, Nodes& todo) {
+        [&](const NodePtr& n, PendingNodes& todo) {
           if (n.get() != index && created_at(*n) < begin_) refuse(n);
           add_reads(n, todo);
         });
@@ -111,7 +111,7 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
     if (!n->varies_with(s.index)) continue;
     std::uint64_t first = 0;  // oldest value that was created in an iteration
     auto varies = [&](const Node& x) { return !x.value && x.varies_with(s.index); };
-    traverse({n}, varies, [&](const NodePtr& x, Nodes& todo) {
+    traverse({n}, varies, [&](const NodePtr& x, PendingNodes& todo) {
       auto created = TracedIteration::created_at(*x);
       if (x.get() != s.index && (first == 0 || created < first)) first = created;
       append(todo, x->in);
@@ -218,7 +218,7 @@ Nodes with_hoisted_contractions(const Nodes& created, const NodePtr& index, cons
   constexpr std::int64_t most_in_iteration = 128 << 10, most = 64 << 20;  // bytes
   auto in_body = [&](const Node& n) { return n.varies_with(index.get()); };
   Rewrite to;
-  traverse(created, in_body, [&](const NodePtr& n, Nodes& todo) {
+  traverse(created, in_body, [&](const NodePtr& n, PendingNodes& todo) {
     add_reads(n, todo);
     if (n->op->kind != Kind::contract || n->bytes() > most_in_iteration ||
         n->bytes() * axis.size > most)

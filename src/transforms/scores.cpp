@@ -71,7 +71,7 @@ std::optional<Sides> sides_of(const Node& n) {
   if (n.op->kind != Kind::reduce || !is_float(n.dtype)) return {};
   auto& axes = n.in[0]->axes;       // axes of the function
   std::vector<const Node*> arrays;  // its array arguments
-  traverse(n.in, [&](const NodePtr& x, Nodes& todo) {
+  traverse(n.in, [&](const NodePtr& x, PendingNodes& todo) {
     bool full = x->axes.size() == axes.size();
     if (full && x->op->kind == Kind::map)
       append(todo, x->in);

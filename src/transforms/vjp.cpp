@@ -28,7 +28,7 @@ struct Residuals {
 
   Residuals(const Loop& loop, std::size_t body) : l(loop), index(l.index[body].get()) {
     auto varies = [&](const Node& n) { return n.varies_with(index); };
-    traverse(values_of(l, body), varies, [&](const NodePtr& n, Nodes& todo) {
+    traverse(values_of(l, body), varies, [&](const NodePtr& n, PendingNodes& todo) {
       forward.insert(n.get());
       if (auto name = prim::checkpoint_name_of(*n); name && has(l.saved_names, *name))
         saved_by_name.insert(n->in[0].get());
@@ -62,7 +62,7 @@ struct Residuals {
   Nodes saved(const Nodes& roots) const {
     Nodes out;
     auto varies = [&](const Node& n) { return n.varies_with(index); };
-    traverse(roots, varies, [&](const NodePtr& n, Nodes& todo) {
+    traverse(roots, varies, [&](const NodePtr& n, PendingNodes& todo) {
       if (forward.count(n.get()) && worth_keeping(*n))
         out.push_back(n);
       else

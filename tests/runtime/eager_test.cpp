@@ -26,7 +26,7 @@ template <class... T> std::size_t pending(const T&... trees) {
           return roots;
         }()),
    ...);
-  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
     if (n->value) return;
     out.push_back(n);
     add_reads(n, todo);

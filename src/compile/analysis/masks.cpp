@@ -48,7 +48,7 @@ bool is_elementwise(const Node& n) { return n.op->kind == Kind::map || keeps_nam
 Nodes masks_of(const NodePtr& x, Name axis) {
   Nodes out;
   auto has_axis = [&](const Node& n) { return has(n.axes, axis) && is_elementwise(n); };
-  traverse({x}, has_axis, [&](const NodePtr& n, Nodes& todo) {
+  traverse({x}, has_axis, [&](const NodePtr& n, PendingNodes& todo) {
     if (reads_mask(*n) && has(n->in[0]->axes, axis)) {
       auto& mask = n->in[0];
       out.push_back(mask);

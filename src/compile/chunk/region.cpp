@@ -121,9 +121,7 @@ void Region::find_bridges() {
 Nodes Region::inputs_on_tile(const NodePtr& n) const {
   if (auto* t = scan_of(*n)) return t->reads;
   if (n->op == &prim::kBarrier) return {n->in[0]};
-  Nodes out;
-  add_reads(n, out);
-  return out;
+  return reads_of(*n);
 }
 bool Region::carries_state(const Node& n) const {
   if (auto* t = scan_of(n)) return t->running;

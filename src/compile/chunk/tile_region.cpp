@@ -176,7 +176,7 @@ void Region::read_final_values(Loop& l, Finals& finals) const {
     for (auto& n : level_of(values, index_[b].get())) {
       if (is_region_boundary(*n) && !n->varies_with(index_[b].get())) continue;  // entered outside
       body.insert(n.get());
-      add_reads(n, reads);
+      append(reads, reads_of(*n));
     }
     append(reads, values);
     for (auto& x : reads)

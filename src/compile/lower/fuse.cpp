@@ -97,7 +97,7 @@ ScopeNodes nodes_of(const std::vector<Target>& targets, const Places& placed) {
   ScopeNodes out{targets, placed};
   Nodes roots;
   for (auto& t : targets) roots.push_back(t.node);
-  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
     out.order.push_back(n);
     if (!out.is_placed(*n) && n->op->kind != Kind::leaf) append(todo, n->in);
   });
@@ -531,7 +531,7 @@ struct Builder {
   std::vector<int> units_below(const NodePtr& n) const {
     std::vector<int> out;
     auto inside = [&](const Node& x) { return !nodes.is_placed(x); };
-    traverse({n}, inside, [&](const NodePtr& x, Nodes& todo) {
+    traverse({n}, inside, [&](const NodePtr& x, PendingNodes& todo) {
       if (int u = unit_of(x.get()); u >= 0)
         out.push_back(u);
       else if (x->op->kind != Kind::leaf)

@@ -136,7 +136,7 @@ class Preferences {
 
 Nodes all_computed(const Nodes& roots) {
   Nodes all;
-  traverse(roots, [&](const NodePtr& n, Nodes& todo) {
+  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
     all.push_back(n);
     if (!n->value || n->op->kind == Kind::leaf) add_reads(n, todo);
   });

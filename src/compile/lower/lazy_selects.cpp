@@ -122,7 +122,7 @@ class LazySelects {
       return inside.count(&n) > 0 && (n.op != &kResult || inside.count(n.in[0].get()) > 0);
     };
     Rewrite to;
-    traverse({value}, [&](const NodePtr& n, Nodes& todo) {
+    traverse({value}, [&](const NodePtr& n, PendingNodes& todo) {
       if (is_inside(*n)) return add_reads(n, todo);
       if (n->op->kind == Kind::leaf && n->op->cheap) return;
       to[n.get()] = prim::barrier(n, index);

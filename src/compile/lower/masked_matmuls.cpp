@@ -96,12 +96,8 @@ class BlockSkipping {
                 bool in_iteration)
       : machine_(machine), in_iteration_(in_iteration), nodes_(without_bodies(level)) {
     for (auto& v : values) roots_.insert(v.get());
-    for (auto& n : nodes_) {
-      Nodes reads;
-      add_reads(n, reads);
-      for (auto& x : reads)
-        if (x) readers_[x.get()].push_back(n.get());
-    }
+    for (auto& n : nodes_)
+      for (auto& x : reads_of(*n)) readers_[x.get()].push_back(n.get());
   }
   void rewrite(Rewrite& to) const {
     for (auto& n : nodes_)

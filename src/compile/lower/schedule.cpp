@@ -35,7 +35,7 @@ std::vector<int> schedule(const Scope& s, const Places& placed, bool by_age) {
       // Collects the values that other units compute in the memory of this scope.
       auto unknown = [&](const Node& x) { return !placed.count(&x); };
       for (auto& x : node->in)
-        traverse({x}, unknown, [&](const NodePtr& n, Nodes& todo) {
+        traverse({x}, unknown, [&](const NodePtr& n, PendingNodes& todo) {
           auto at = s.unit_of.find(n.get());
           bool created_here = at == s.unit_of.end();  // computed in the unit that reads it
           if (created_here && n->op->kind != Kind::leaf) append(todo, n->in);

@@ -382,7 +382,7 @@ class RingLoop {
     bool found = false;
     // Older nodes cannot depend on the blocks.
     auto newer = [&](const Node& n) { return !blocks_.empty() && n.id >= blocks_[0]->id; };
-    traverse({flag}, newer, [&](const NodePtr& n, Nodes& todo) {
+    traverse({flag}, newer, [&](const NodePtr& n, PendingNodes& todo) {
       found |= std::count(blocks_.begin(), blocks_.end(), n) > 0;
       add_reads(n, todo);
     });
