@@ -110,6 +110,17 @@ class House(unittest.TestCase):
         self.none(at for at, text in code
                   if computes.search(text) and not at.startswith(by_code))
 
+    def test_only_one_rewrite_reads_the_backward_flag(self):
+        reads = re.compile(r"origin\.backward\b(?! = )")
+        # Sets the flag, reports it, or caches graphs by it.
+        allowed = ("src/graph/node.cpp", "src/transforms/vjp.cpp", "src/transforms/scores.cpp",
+                   "src/runtime/eval_cache.cpp", "src/compile/sharding/report/",
+                   "src/compile/analysis/modules.cpp", "src/compile/memory/purpose.cpp",
+                   "src/compile/chunk/search.cpp")
+        rewrites = {at.partition(":")[0] for at, text in lines("src")
+                    if reads.search(text) and not at.startswith(allowed)}
+        self.assertEqual(rewrites, {"src/compile/chunk/defer_normalization.cpp"})
+
     def test_functions_have_at_most_100_lines(self):
         begins = re.compile(r"^( {0,4})(?!namespace|struct|class|enum|union|\s).*[)\w] \{$")
         for f in files("src"):

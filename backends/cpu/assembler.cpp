@@ -165,7 +165,7 @@ AssembledCode assembled(const PointCode& code) {
   if (is_new) {
     try {
       known->second = std::make_unique<Assembler>(code, has_isa("avx512"));
-    } catch (const OutOfRegisters&) {  // also if executable memory is not permitted
+    } catch (const CannotAssemble&) {  // also if executable memory is not permitted
     } catch (const Xbyak::Error&) {}
   }
   return known->second ? known->second->entry() : nullptr;

@@ -445,10 +445,9 @@ double blocks_of(const program::Contract& c) {
 }
 double products_run(const std::vector<Step>& steps) {
   double n = 0;
-  for (const Step& s : steps)
-    n += s.kind == Kind::contract
-             ? blocks_of(s.contract)
-             : static_cast<double>(program::body_runs(s)) * products_run(s.body);
+  program::each_step_run(steps, [&](const Step& s, std::int64_t runs) {
+    if (s.kind == Kind::contract) n += static_cast<double>(runs) * blocks_of(s.contract);
+  });
   return n;
 }
 

@@ -120,8 +120,8 @@ class Gemm {
 #else
     dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, out), attributes, engine());
 #endif
-    if (std::string_view(description.impl_info_str()).find("ref") != std::string_view::npos)
-      throw Error("[dot] no optimized matmul");
+    is_optimized =
+        std::string_view(description.impl_info_str()).find("ref") == std::string_view::npos;
     scratch = description.scratchpad_desc();
     described = std::move(description);
   }
@@ -138,6 +138,7 @@ class Gemm {
     return primitive_;
   }
   GemmShape shape;
+  bool is_optimized = true;  // false: oneDNN has only its reference implementation
   dnnl::memory::desc a, b, out, scratch;
   dnnl::matmul::primitive_desc described;
 
@@ -157,9 +158,12 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
   if (gemm) return gemm;
   OneThread alone;
   try {
-    known = gemm = std::make_shared<Gemm>(shape);
+    gemm = std::make_shared<Gemm>(shape);
   } catch (const dnnl::error&) {  // unsupported dtypes or strides on this machine
-  } catch (const Error&) {}
+    return nullptr;
+  }
+  if (!gemm->is_optimized) return nullptr;
+  known = gemm;
   return gemm;
 }
 std::int64_t scratch_bytes(const Gemm& gemm, const ProductTaps& taps) {

@@ -104,7 +104,7 @@ class StepsCode final : public StepsFunction, NestCode {
   void emit_loop(const Step& step) {
     const program::Loop& loop = step.loop;
     if (loop.trips == 0) return;
-    if (loop.trips > INT32_MAX) throw OutOfRegisters();
+    if (loop.trips > INT32_MAX) throw CannotAssemble();
     const auto variable = qword[rbp + 8 * loop.variable];
     Xbyak::Label start;
     mov(variable, int(loop.reverse ? loop.trips - 1 : 0));
@@ -162,7 +162,7 @@ std::unique_ptr<StepsFunction> compile_steps(std::span<const Step> steps, const 
     try {
       auto code = std::make_unique<StepsCode>(steps, context, compile, refused, current);
       return code->has_small_steps() ? std::move(code) : nullptr;
-    } catch (const OutOfRegisters&) {
+    } catch (const CannotAssemble&) {
       if (!current || !refused.insert(current).second) return nullptr;
     } catch (const Xbyak::Error&) {  // too long, or executable memory is not permitted
       return nullptr;

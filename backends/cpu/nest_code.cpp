@@ -43,7 +43,7 @@ void NestCode::add_number(const Reg64& to, std::int64_t x) {
 void NestCode::add_terms(const Reg64& to, const std::vector<program::Term>& terms,
                          std::int64_t unit) {
   for (auto& term : terms) {
-    if (!is_imm32(term.stride * unit) || !is_imm32(term.limit)) throw OutOfRegisters();
+    if (!is_imm32(term.stride * unit) || !is_imm32(term.limit)) throw CannotAssemble();
     if (term.slot >= 0) {
       mov(rcx, qword[rbx + 8 * term.slot]);
       const auto at = rcx + std::size_t(term.slot_offset * haliax::bytes_of(term.slot_dtype));
@@ -71,7 +71,7 @@ void NestCode::add_terms(const Reg64& to, const std::vector<program::Term>& term
   }
 }
 void NestCode::start_cursors(std::vector<const NestAccess*> accesses) {
-  if (accesses.size() > std::size_t(max_cursors)) throw OutOfRegisters();
+  if (accesses.size() > std::size_t(max_cursors)) throw CannotAssemble();
   cursors_.clear();
   for (const NestAccess* access : accesses) {
     const int k = int(cursors_.size());
@@ -111,7 +111,7 @@ void NestCode::unrolled(std::size_t dim, std::int64_t positions, const std::func
 }
 void NestCode::counted(std::int64_t count, const std::function<void()>& f) {
   if (count == 1) return f();
-  if (depth_ == max_depth - 2) throw OutOfRegisters();
+  if (depth_ == max_depth - 2) throw CannotAssemble();
   const auto counter = qword[rsp + 8 * (max_cursors + depth_++)];
   const auto outer_copies = std::exchange(copies_, 1);
   mov(counter, int(count));
@@ -425,7 +425,7 @@ void NestCode::emit_store(int value) {
       else
         vpaddd(combined->z, before.z, z);
     } else {
-      if (in.view.dtype != DType::f32) throw OutOfRegisters();
+      if (in.view.dtype != DType::f32) throw CannotAssemble();
       vmovaps(combined->z, before.z);
       combine(in.code == Code::store_max ? Code::max : Code::min, combined->z, z);
     }

@@ -115,7 +115,7 @@ void VectorOps::unary(const PointCode::Op& op, int value) {
             : vroundps(z, x, rounding_of(op.action.what));
       break;
     default:
-      throw OutOfRegisters();
+      throw CannotAssemble();
   }
   finish(op);
 }
@@ -208,7 +208,7 @@ void VectorOps::binary(const PointCode::Op& op, int value) {
       op.action.from == LaneType::i32 ? vpsravd(z, x, y) : vpsrlvd(z, x, y);
       break;
     default:
-      throw OutOfRegisters();
+      throw CannotAssemble();
   }
   finish(op);
 }

@@ -13,7 +13,7 @@ namespace haliax::cpu {
 
 using Vector = Xbyak::Xmm;  // a register of any width
 
-struct OutOfRegisters {};
+struct CannotAssemble {};
 
 class VectorRegisters : protected Xbyak::CodeGenerator {
  protected:
@@ -40,7 +40,7 @@ class VectorRegisters : protected Xbyak::CodeGenerator {
         return z;
       }
 
-    throw OutOfRegisters();
+    throw CannotAssemble();
   }
   // Reserves a register for a scope.
   struct Temporary {

@@ -22,14 +22,6 @@ constexpr std::int64_t kStageBytes = 20 * kKibi;
 constexpr std::int64_t kMaxNestSlotBytes = 8 << 20;
 constexpr int kBlocks = 132;  // blocks that run concurrently, one per multiprocessor
 
-// Calls f(step, times) for all steps; times: the iterations of the loops around the step.
-template <class F>
-void each_repeated_step(const std::vector<Step>& steps, const F& f, std::int64_t times = 1) {
-  for (auto& s : steps) {
-    f(s, times);
-    each_repeated_step(s.body, f, times * body_runs(s));
-  }
-}
 bool is_for_kernel(Kind k) {
   switch (k) {
     case Kind::collective:
@@ -98,7 +90,7 @@ class NestMemory {
   void place(std::int64_t most) {
     std::map<int, std::int64_t> touched;  // bytes accessed, per slot with its own memory
     std::set<int> slots;
-    each_repeated_step(body_, [&](auto& s, std::int64_t times) {
+    each_step_run(body_, [&](auto& s, std::int64_t times) {
       each_access(s, [&](int slot, bool, const View* v) {
         if (v && is_unused(slot)) return;
         slots.insert(slot);
@@ -426,7 +418,7 @@ int nest_parallel_slots(const Step& outermost, std::int64_t iterations,
   auto& body = parallel_nest(outermost).back()->body;
   bool fits = iterations > 1 && count_contractions(body) > 0;
   double steps = 0;
-  each_repeated_step(body, [&](auto& s, std::int64_t times) {
+  each_step_run(body, [&](auto& s, std::int64_t times) {
     fits &= is_for_kernel(s.kind);
     steps += double(times);
   });

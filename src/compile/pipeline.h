@@ -15,6 +15,7 @@
 #include "compile/lower/lower.h"
 #include "compile/sharding/partition.h"
 #include "haliax/jit.h"
+#include "transforms/scores.h"
 
 namespace haliax {
 
@@ -36,9 +37,9 @@ struct CompileOptions {
   // false: batched matmuls are not looped over, as in the search for chunk sizes.
   bool batch_loops = true;
   int chunk_depth = 0;  // regions inside at least this many loops are tiled
-  std::optional<std::int64_t> scores_budget = {};  // see JitOptions
-  std::string_view from = "strip_wraps";           // the first pass
-  std::string_view until = {};                     // stops before this pass; empty: after the last
+  std::optional<std::int64_t> scores_budget = haliax::scores_budget();  // see JitOptions
+  std::string_view from = "strip_wraps";                                // the first pass
+  std::string_view until = {};  // stops before this pass; empty: after the last
   // Mesh, and shardings of the inputs and results.
   const Mesh* mesh = nullptr;
   std::vector<Sharding> in = {}, out = {};

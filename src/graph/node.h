@@ -156,7 +156,8 @@ bool is_order_only(const Node&, std::size_t operand);
 // True if only the backward pass created a node. The flag does not depend on the order of creation:
 // forward code that creates an equal node, before or after, clears it. Passes have no source
 // location and leave it unchanged. Reports read the flag, and `strict` reads it to recognize
-// parameters.
+// parameters. One rewrite reads it, `defer_normalization`: a NaN of a backward value is also in the
+// forward pass.
 class BackwardOnly {
  public:
   BackwardOnly(bool on = false) : on_(on) {}

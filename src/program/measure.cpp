@@ -53,7 +53,8 @@ Dims dims_of(const Step& s) {
 }
 
 std::int64_t body_runs(const Step& s) {
-  return s.kind == Kind::loop ? s.loop.trips : s.kind == Kind::conditional ? 1 : 0;
+  if (s.kind == Kind::loop) return s.loop.continues_previous ? 0 : s.loop.trips;
+  return s.kind == Kind::conditional ? 1 : 0;
 }
 std::vector<const Step*> parallel_nest(const Step& outermost) {
   std::vector<const Step*> out{&outermost};
@@ -64,15 +65,9 @@ std::vector<const Step*> parallel_nest(const Step& outermost) {
 }
 double multiplications(const std::vector<Step>& steps) {
   double sum = 0;
-  for (auto& s : steps) {
-    if (s.kind == Kind::contract) {
-      double n = 1;
-      for (auto d : dims_of(s)) n *= double(d);
-      sum += n;
-    } else if (!s.loop.continues_previous) {
-      sum += double(body_runs(s)) * multiplications(s.body);
-    }
-  }
+  each_step_run(steps, [&](const Step& s, std::int64_t runs) {
+    if (s.kind == Kind::contract) sum += double(runs) * double(points(dims_of(s)));
+  });
   return sum;
 }
 int count_contractions(const std::vector<Step>& steps) {

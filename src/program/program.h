@@ -361,13 +361,22 @@ Dims row_major(const Dims&);
 // their own or none.
 Dims dims_of(const Step&);
 // Returns how often the body of a step runs: once per iteration of a loop, at most once for a
-// conditional. Returns 0 for other steps.
+// conditional. Returns 0 for other steps, and for a loop with Loop::continues_previous, whose
+// iterations count with the previous loop.
 std::int64_t body_runs(const Step&);
+// Calls f(step, runs) for each step, including the steps in bodies. runs: how often it runs.
+template <class F>
+void each_step_run(const std::vector<Step>& steps, const F& f, std::int64_t runs = 1) {
+  for (auto& s : steps) {
+    f(s, runs);
+    each_step_run(s.body, f, runs * body_runs(s));
+  }
+}
 // Returns a loop and the loops with parallel slots that are perfectly nested in it, outermost
 // first. All their iterations may run concurrently.
 std::vector<const Step*> parallel_nest(const Step& outermost);
 // Returns the multiplications of all contractions, over all iterations of loops, if all flags are
-// true. A loop with Loop::continues_previous adds none.
+// true.
 double multiplications(const std::vector<Step>&);
 // Returns the number of contract steps, with each loop body counted once.
 int count_contractions(const std::vector<Step>&);

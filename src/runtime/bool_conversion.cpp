@@ -36,16 +36,13 @@ NamedArray::operator bool() const {
                 " has no truth value; use all(x) or any(x) for one value, or where(x, a, b) "
                 "to select elementwise" +
                 created_at(node_));
-  try {
-    return item(origin.at) != 0;
-  } catch (const Error&) {
-    auto tracer = tracer_below(node_);
-    if (!tracer || tracer->left || tracer->shape) throw;
+  const auto tracer = node_->value ? std::nullopt : tracer_below(node_);
+  if (tracer && !tracer->left && !tracer->shape)
     fail_at(origin, "bool",
             "an array has no truth value inside a traced function, since it is not computed yet; "
             "use where(condition, a, b) to select, or cond to branch" +
                 created_at(node_));
-  }
+  return item(origin.at) != 0;
 }
 
 }  // namespace haliax

@@ -92,7 +92,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   OwnGraph own(roots_of(results, parts));
   Compilation c{own.roots, e.inputs, options_for(name, "jit at " + to_string(options.at))};
   c.options.donated = e.donated;
-  c.options.scores_budget = options.scores_budget;
+  c.options.scores_budget = scores_budget(options.scores_budget);
   c.options.partition = {.regather = options.regather,
                          .ring = options.ring,
                          .ring_attention = options.ring,

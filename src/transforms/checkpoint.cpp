@@ -93,7 +93,7 @@ struct Checkpointed : CustomVjp {
     }
     auto values = outs;
     append(values, saved);
-    auto ys = with_score_boundaries(substitute(values, to), context().scores_budget,
+    auto ys = with_score_boundaries(substitute(values, to), scores_budget(context().scores_budget),
                                     context().loop_depth, recomputed);
     Rewrite read;  // from recomputed values to saved ones
     for (std::size_t k = saved.size(); k-- > 0; ys.pop_back())

@@ -96,7 +96,8 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
   }
   for (auto& n : nodes_of(wrt))
     if (is_tracer(n)) x.push_back(n);
-  if (!x.empty()) y = with_score_boundaries(y, context().scores_budget, context().loop_depth, x);
+  if (!x.empty())
+    y = with_score_boundaries(y, scores_budget(context().scores_budget), context().loop_depth, x);
   auto d = vjp(y, g, x);
   auto next = d.begin();
   return mapped(wrt,

@@ -389,10 +389,13 @@ struct ScoreBoundaries {
 
 }  // namespace
 
+std::optional<std::int64_t> scores_budget(std::optional<std::int64_t> requested) {
+  static const auto usual = env_integer("HALIAX_SCORES", -1, most_bytes, context().origin.at);
+  return requested ? requested : usual;
+}
+
 Nodes with_score_boundaries(const Nodes& roots, std::optional<std::int64_t> budget, int depth,
                             const Nodes& of, std::vector<std::string>* notes) {
-  static const auto usual = env_integer("HALIAX_SCORES", -1, most_bytes, context().origin.at);
-  if (!budget) budget = usual;
   auto all = all_nodes(roots);
   bool large = std::any_of(all.begin(), all.end(),
                            [&](auto& n) { return exceeds(*n, budget) && sides_of(*n); });

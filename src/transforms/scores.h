@@ -18,6 +18,9 @@
 
 namespace haliax {
 
+// Returns the budget that was requested, or that of HALIAX_SCORES, if there is one.
+std::optional<std::int64_t> scores_budget(std::optional<std::int64_t> requested = {});
+
 // Returns the roots with boundaries around scores that exceed the budget in bytes.
 //
 // - `budget`: if none, scores must exceed 32 MiB and the arrays from which they are computed.

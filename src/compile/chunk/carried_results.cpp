@@ -135,8 +135,8 @@ void Region::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
         start = prim::map(prim::kSelect, {first_finite, prim::number(0, more->dtype), start},
                           more->dtype, &n->axes);
       auto old =
-          prim::map(prim::kMul, {start, prim::cast(scale, more->dtype)}, more->dtype, &n->axes);
-      sums[k].value.push_back(prim::map(prim::kAdd, {old, more}, more->dtype, &n->axes));
+          prim::build(prim::kMul, {start, prim::cast(scale, more->dtype)}, n->axes, more->dtype);
+      sums[k].value.push_back(prim::build(prim::kAdd, {old, more}, n->axes, more->dtype));
     }
   }
   l.results.push_back(std::move(max));

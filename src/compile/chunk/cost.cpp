@@ -10,6 +10,13 @@ using program::Machine;
 using program::Step;
 using program::View;
 
+// The packing of operands and the update of results cost as much as this many positions of the
+// shortest side of a matmul.
+constexpr double kPackingPositions = 12;
+// multiplications in the time of one instruction of a fused step, per element
+constexpr double kInstructionCost = 6, kExpensiveCost = 32;
+constexpr double kNotConcurrent = 0.25;  // fraction of memory traffic that delays computation
+
 double element_count(const program::Dims& dims) { return double(program::points(dims)); }
 double bytes_viewed(const View& v, const program::Dims& dims) {
   double n = bytes_of(v.dtype);
@@ -35,23 +42,21 @@ double cost_of_matmul(const program::Contract& c, const Machine& machine) {
   double m = element_count(c.m), n = element_count(c.n), k = element_count(c.k);
   double memory = transfer_cost(c.a, dims, machine) + transfer_cost(c.b, dims, machine) +
                   transfer_cost(c.out, dims, machine) * (c.accumulate ? 2 : 1);
-  // overhead of packing operands and updating results, which is higher if a side is short
-  double packing_overhead = 1 + 12 / std::min({m, n, k});
+  double packing_overhead = 1 + kPackingPositions / std::min({m, n, k});
   double work = element_count(c.batch) * m * n * k * packing_overhead, store_cost = 0;
   if (bytes_of(c.a.dtype) == 2) {  // matmuls are faster than memory stores results
     work *= machine.relative_cost_16bit;
     if (auto out = bytes_viewed(c.out, dims); !c.accumulate && out > machine.core_cache)
       store_cost = machine.multiplications_per_byte * out;
   }
-  // memory traffic is mostly concurrent with computation
-  return std::max(work, memory) + std::min(work, memory) / 4 + store_cost;
+  return std::max(work, memory) + std::min(work, memory) * kNotConcurrent + store_cost;
 }
 double cost_of_kernel(const program::Fused& f, const Machine& machine) {
   double outer = 1, inner = 1, work = 0;
   for (std::size_t d = 0; d < f.dims.size(); ++d)
     (int(d) < f.outer ? outer : inner) *= double(f.dims[d]);
   for (auto& i : f.code) {
-    double each = is_expensive(i.code) ? 32 : 6;
+    double each = is_expensive(i.code) ? kExpensiveCost : kInstructionCost;
     work += each * (i.inner ? outer * inner : outer);
     const bool has_view = i.inner && accesses_memory(i.code);
     if (auto n = has_view ? bytes_viewed(i.view, f.dims) : 0; n > machine.core_cache)
@@ -63,14 +68,14 @@ double cost_of_kernel(const program::Fused& f, const Machine& machine) {
 
 double cost_of(const std::vector<Step>& steps, const Machine& machine) {
   double sum = 0;
-  for (auto& s : steps) {
-    if (s.kind != program::Kind::loop) sum += machine.step_cost;
-    if (!s.loop.continues_previous) sum += double(body_runs(s)) * cost_of(s.body, machine);
+  program::each_step_run(steps, [&](const Step& s, std::int64_t runs) {
+    double cost = s.kind != program::Kind::loop ? machine.step_cost : 0;
     if (s.kind == program::Kind::contract)
-      sum += cost_of_matmul(s.contract, machine);
+      cost += cost_of_matmul(s.contract, machine);
     else if (s.kind == program::Kind::fused)
-      sum += cost_of_kernel(s.fused, machine);
-  }
+      cost += cost_of_kernel(s.fused, machine);
+    sum += double(runs) * cost;
+  });
   return sum;
 }
 

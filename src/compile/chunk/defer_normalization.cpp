@@ -153,7 +153,7 @@ class DeferNormalization {
         some = true;
       } else if (is_float(operand->dtype))
         operand = prim::cast(operand, DType::f32);
-    if (some) y = prim::map(*x->op, std::move(in), DType::f32, &x->axes);
+    if (some) y = prim::build(*x->op, std::move(in), x->axes, DType::f32);
     return y;
   }
   static Axes contracted_axes(const Node& n) {
@@ -168,7 +168,7 @@ class DeferNormalization {
       if (!e || !without_axes(by->axes, n.axes).empty()) continue;
       auto sum = side == 0 ? prim::contract(e, n.in[1], n.axes, by->dtype)
                            : prim::contract(n.in[0], e, n.axes, by->dtype);
-      return prim::cast(prim::map(prim::kDiv, {sum, by}, by->dtype, &n.axes), n.dtype);
+      return prim::cast(prim::build(prim::kDiv, {sum, by}, n.axes, by->dtype), n.dtype);
     }
     return nullptr;
   }
@@ -180,7 +180,7 @@ class DeferNormalization {
       const bool all = Factors(in[k]).list.size() == 1;
       if (all && x->op == &prim::kMul) return prim::cast(prim::fit(in[1 - k], x->axes), x->dtype);
       in[k] = all ? prim::number(1, in[k]->dtype) : without(in[k], factor);
-      return in[k] ? prim::map(*x->op, std::move(in), x->dtype, &x->axes) : nullptr;
+      return in[k] ? prim::build(*x->op, std::move(in), x->axes, x->dtype) : nullptr;
     };
     if (x->op == &prim::kMul)
       return contains(x->in[0]) ? rest(0) : contains(x->in[1]) ? rest(1) : nullptr;

@@ -19,6 +19,12 @@ constexpr std::int64_t kFullRowQueries = 64;  // queries per iteration, if it ha
 // queries and keys of a tile, if kFullRowQueries rows of scores exceed the memory of a parallel
 // slot
 constexpr std::int64_t kTileQueries = 256, kTileKeys = 384;
+// queries per iteration, if keys cannot be tiled: halved until the scores fit in a slot
+constexpr std::int64_t kMostFewQueries = 32, kLeastFewQueries = 8;
+// rows of a tile of (rows, columns): all, then these, halved; a fit with few rows ends the search
+constexpr std::int64_t kMostTileRows = 4096, kFewTileRows = 256;
+// The search for the largest tile ends if the next one would be larger by less than this factor.
+constexpr double kMinGrowth = 1.06;
 // largest block of keys and values that a device receives from another device, in bytes
 constexpr std::int64_t kMaxRingBlockBytes = 4 << 20;
 
@@ -65,6 +71,7 @@ std::int64_t positions(const std::vector<ChunkKey>& keys) {
 // multiples of block sizes that suit the machine, if the tiles cannot be equal.
 std::int64_t round_size(std::int64_t c, std::int64_t size) {
   if (c >= size) return size;
+  // 48 and 96 are multiples of the columns that matmul kernels compute at once
   std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
   auto iterations = (size + c - 1) / c;
   for (auto t = iterations; t <= iterations + iterations / 5; ++t)
@@ -344,7 +351,7 @@ class TileSearch {
                                                    (high_bytes - low_bytes);
       auto next = round_size(
           std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
-      if (next <= low || (fits && double(next) < 1.06 * double(low))) break;
+      if (next <= low || (fits && double(next) < kMinGrowth * double(low))) break;
       c = next;
     }
     // fewer positions may be faster, since their data fits in a faster cache
@@ -431,8 +438,9 @@ class TileSearch {
               plan_single_heads(independent, tile_rows(independent, *keys)), *keys, kTileKeys)))
         return t;
     std::optional<Trial> best;  // fewer queries, until an iteration fits in a slot
-    for (std::int64_t queries = 32;
-         queries >= 8 && !(best && best->parallel_slot_bytes <= max_parallel_slot_bytes);
+    for (std::int64_t queries = kMostFewQueries;
+         queries >= kLeastFewQueries &&
+         !(best && best->parallel_slot_bytes <= max_parallel_slot_bytes);
          queries /= 2)
       if (auto t = try_in_parallel(plan_single_heads(independent, queries))) best = std::move(t);
     return best;
@@ -440,11 +448,11 @@ class TileSearch {
   std::optional<Trial> search_rows_and_columns() const {
     std::optional<Trial> best;
     for (std::int64_t rows = positions(outer_axes_); rows >= 1;
-         rows = rows > 4096 ? 4096 : rows / 2) {
+         rows = rows > kMostTileRows ? kMostTileRows : rows / 2) {
       auto t = largest_fit(positions(inner_axes_),
                            [&](std::int64_t c) { return plan_rows_and_columns(rows, c); });
       if (t && (!best || t->cost < best->cost)) best = t;
-      if (rows <= 256 && best) break;
+      if (rows <= kFewTileRows && best) break;
     }
     return best;
   }

@@ -129,7 +129,7 @@ LoopResult Region::reduction_result(const NodePtr& n) {
     r.fold = Fold::carry;
     r.start = prim::filled(1, n->dtype, n->axes);
     r.carry = prim::carry(index_[0], n->axes, n->dtype);
-    for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
+    for (auto& v : r.value) v = prim::build(prim::kMul, {r.carry, v}, n->axes, n->dtype);
   }
   if (n->op == &kResult && is_along_axis(*n)) r.start = result_of(*n).start;
   bool from_zeros = r.monoid == Monoid::sum && prim::is_number(n->in[0], 0);

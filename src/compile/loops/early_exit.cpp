@@ -144,8 +144,10 @@ std::vector<IterationPart> parts_of_iteration(const Loop& l, std::size_t body, b
   join(parts, [](auto& a, auto& b) { return a.shares_contraction(b); });
   // A flag is the maximum of a mask, which is too expensive unless the mask is much smaller than
   // the values of the part.
+  constexpr std::int64_t times_smaller = 8;
   for (auto& p : parts)
-    if (!p.masks.empty() && 8 * analysis::smallest(p.masks)->size() > p.largest) p.masks.clear();
+    if (!p.masks.empty() && times_smaller * analysis::smallest(p.masks)->size() > p.largest)
+      p.masks.clear();
   join(parts, [](auto& a, auto& b) { return a.has_same_masks(b); });
   std::vector<IterationPart> out;
   if (parts.size() == 1) parts[0].values = unsplit.values;

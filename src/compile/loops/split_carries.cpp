@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t most_parts = 8;
 constexpr std::int64_t least_trips = 4;  // fewer do not pay for the concatenation at the end
 
-bool is_elementwise(const Node& n) { return n.op->kind == Kind::map; }
+bool is_map(const Node& n) { return n.op->kind == Kind::map; }
 // True for an op that writes operands next to each other, at fixed positions.
 bool joins(const Node& n) {
   return n.op->segments && n.op->kind == Kind::step && n.op->segments(n).size() == n.in.size();
@@ -54,7 +54,7 @@ std::optional<Parts> parts_of(const NodePtr& value) {
     const NodePtr n = open.back();
     open.pop_back();
     if (!seen.insert(n.get()).second) continue;
-    if (is_elementwise(*n)) {
+    if (is_map(*n)) {
       open.insert(open.end(), n->in.begin(), n->in.end());
     } else if (joins(*n)) {
       const Name axis = AlongAttr::of(*n).axis;
@@ -115,12 +115,12 @@ std::optional<SplitCarry> split(const Loop& l, std::size_t number) {
   const NodePtr joined_carries = joined(carries, blocks, old.carry->axes);
 
   Rewrite to{{old.carry.get(), joined_carries}};
-  prim::Blocks on_block([](const NodePtr& n) { return is_elementwise(*n); });
+  prim::Blocks on_block([](const NodePtr& n) { return is_map(*n); });
   Nodes values;
   for (auto& r : l.results) values.push_back(r.value[0]);
   for (auto& n : level_of(values, l.index[0].get())) {
     const auto block = block_read(*n);
-    if (!block || block->axis != parts->axis || !is_elementwise(*n->in[0])) continue;
+    if (!block || block->axis != parts->axis || !is_map(*n->in[0])) continue;
     to[n.get()] = on_block(substitute(n->in[0], to), {*block});
     to.held.push_back(n);
   }

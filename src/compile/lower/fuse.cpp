@@ -15,6 +15,15 @@
 namespace haliax {
 namespace {
 
+// Readers recompute a map node that needs at most this many ops and arrays; the search for them
+// ends at this depth.
+constexpr int kCheapOps = 4, kCheapLoads = 2, kCheapDepth = 16;
+constexpr int kExpensive = 99;           // cost of an op that is never recomputed
+constexpr int kMostInlined = 64;         // instructions that a read of a map node adds to a kernel
+constexpr std::size_t kMostJoined = 24;  // nodes of a kernel that more nodes may join
+constexpr std::size_t kMostMerged = 12;  // nodes of a kernel that merges with another one
+constexpr std::size_t kMostSearched = 4096;  // units that a search for a dependency may reach
+
 bool is_view(const Node& n) { return n.op->kind == Kind::view; }
 bool is_custom_vjp_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustomVjp; }
 // Returns true for views and aliases, which need no memory of their own.
@@ -147,9 +156,10 @@ struct Anchors {
     return is_readable_through(*x) ? read_node(aliased(*x)) : x;
   }
   // Adds the cost of recomputing a map node, and the number of arrays that the recomputation reads.
+  // Stops once the node cannot be cheap.
   void add_cost(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
-    if (cost > 8 || loads > 3 || depth > 16) {
-      cost = 99;
+    if (cost > kCheapOps || loads > kCheapLoads || depth > kCheapDepth) {
+      cost = kExpensive;
       return;
     }
     if (is_term(n)) return;
@@ -160,13 +170,13 @@ struct Anchors {
       return;
     }
     if (readable_through) return add_cost(aliased(*n), cost, loads, depth + 1);
-    cost += is_expensive(n->op->code) ? 99 : 1;
+    cost += is_expensive(n->op->code) ? kExpensive : 1;
     for (auto& x : n->in) add_cost(x, cost, loads, depth + 1);
   }
   bool is_cheap(const NodePtr& n) const {
     int cost = 0, loads = 0;
     add_cost(n, cost, loads);
-    return cost <= 4 && loads <= 2;
+    return cost <= kCheapOps && loads <= kCheapLoads;
   }
 
   static bool is_term(const NodePtr& n) {
@@ -201,8 +211,8 @@ struct Anchors {
       auto kind = n->op->kind;
       if (kind == Kind::reduce || (kind == Kind::leaf && needed && is_term(n)) ||
           (kind == Kind::map &&
-           (needed || !fuse || size > 64 || (shared && !is_generated(n) && !is_cheap(n)) ||
-            (expensive && is_broadcast(*n)))))
+           (needed || !fuse || size > kMostInlined ||
+            (shared && !is_generated(n) && !is_cheap(n)) || (expensive && is_broadcast(*n)))))
         nodes.anchored.insert(n.get());
     }
     for (auto& t : nodes.targets)  // a target is computed in place, not elsewhere and copied
@@ -305,7 +315,7 @@ struct Builder {
     while (!todo.empty()) {
       int u = todo.back();
       todo.pop_back();
-      if (u == goal || seen.size() > 4096) return true;
+      if (u == goal || seen.size() > kMostSearched) return true;
       if (!seen.insert(u).second) continue;
       auto& after = scope.units[std::size_t(u)].after;
       todo.insert(todo.end(), after.begin(), after.end());
@@ -329,7 +339,7 @@ struct Builder {
     if (finds_position(n->op->code)) return false;
     Axes all = outer;
     all.insert(all.end(), inner.begin(), inner.end());
-    if (u.nodes.size() > 24) return false;
+    if (u.nodes.size() > kMostJoined) return false;
     if (n->op->kind == Kind::map)
       return same_set(n->axes, all) || (!inner.empty() && same_set(n->axes, outer));
     if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return false;
@@ -413,7 +423,7 @@ struct Builder {
       if (o >= 0 && o != part && o != into && is_downstream(o, part)) return;
     auto &a = scope.units[std::size_t(part)], &b = scope.units[std::size_t(into)];
     auto is_mergeable = [](const Unit& u) {
-      return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= 12;
+      return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= kMostMerged;
     };
     if (!is_mergeable(a) || !is_mergeable(b) || !same_set(a.outer, b.outer) ||
         is_downstream(part, into) || is_downstream(into, part))

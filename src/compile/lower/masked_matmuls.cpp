@@ -84,6 +84,9 @@ constexpr std::int64_t kMinBlocks = 4;      // blocks per axis
 // The fewest multiplications per matrix for which a kernel skips blocks in an iteration. A backend
 // may compute several smaller matrices in one batched call, which computes all blocks.
 constexpr std::int64_t kMinMatrixWork = 1 << 19;
+constexpr double kMinMatrixSide = 16;  // rows, columns and summed positions of such a matrix
+// In an iteration: positions per block of an axis with at least kLongAxis and at least 2 blocks.
+constexpr std::int64_t kLongAxis = 2048, kLongBlock = 192, kShortBlock = 96;
 // The position of a level relative to a loop over scores: outside of one, its body, or the body of
 // another loop inside of its body.
 enum class LevelKind { outside, in_iteration, in_nested_loop };
@@ -138,14 +141,15 @@ class BlockSkipping {
     const auto rows = double(axis_size(p.m)), columns = double(axis_size(p.n)),
                summed = double(axis_size(p.k));
     return n.in[0]->dtype == DType::f32 && kernel_block(n) > 0 && is_side(n, a) &&
-           std::min({rows, columns, summed}) >= 16 && rows * columns * summed >= kMinMatrixWork;
+           std::min({rows, columns, summed}) >= kMinMatrixSide &&
+           rows * columns * summed >= kMinMatrixWork;
   }
   // Returns the block size for an axis of this size. In an iteration, a block is large enough for
   // an efficient matmul, and small enough that few masked positions are computed. 0: the axis is
   // not split.
   std::int64_t block_size(const Node& n, std::int64_t size) const {
     if (!in_iteration_) return size >= kMinBlocks * kernel_block(n) ? kernel_block(n) : 0;
-    return size >= 2048 ? 192 : size >= 192 ? 96 : 0;
+    return size >= kLongAxis ? kLongBlock : size >= 2 * kShortBlock ? kShortBlock : 0;
   }
 
   // Returns the contraction without masked blocks, along the first axis for which there are masks.

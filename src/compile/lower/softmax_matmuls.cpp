@@ -34,7 +34,10 @@ bool is_sum_of(const NodePtr& n, const Node& e) {
 
 bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
 // Returns true if a costs little time and memory relative to b.
-bool is_negligible(const NodePtr& a, const NodePtr& b) { return 32 * a->size() <= b->size(); }
+bool is_negligible(const NodePtr& a, const NodePtr& b) {
+  constexpr std::int64_t times_smaller = 32;
+  return times_smaller * a->size() <= b->size();
+}
 
 class Factoring {
  public:
@@ -134,7 +137,7 @@ class Factoring {
     if (!after && !contains_only(f.factor->axes, y->axes)) return nullptr;
     auto matmul = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);
     if (!is_negligible(after ? matmul : y, f.e)) return nullptr;
-    return after ? prim::map(prim::kMul, {matmul, f.factor}, n.dtype, &n.axes) : matmul;
+    return after ? prim::build(prim::kMul, {matmul, f.factor}, n.axes, n.dtype) : matmul;
   }
 
   Nodes all_;

@@ -16,8 +16,9 @@ constexpr double kMostSteps = 4096;
 
 double steps_run(const std::vector<Step>& steps) {
   double n = 0;
-  for (auto& s : steps)
-    n += (s.kind != Kind::loop) + double(program::body_runs(s)) * steps_run(s.body);
+  program::each_step_run(steps, [&](const Step& s, std::int64_t runs) {
+    if (s.kind != Kind::loop) n += double(runs);
+  });
   return n;
 }
 

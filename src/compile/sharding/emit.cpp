@@ -394,7 +394,7 @@ class RingLoop {
     auto v = r.fold == Fold::stack ? widened(value) : value;
     if (!known) return v;
     auto& op = prim::pairwise(r.fold == Fold::stack ? Monoid::sum : r.monoid);
-    return prim::map(op, {known, prim::fit(v, known->axes)}, v->dtype, &known->axes);
+    return prim::build(op, {known, prim::fit(v, known->axes)}, known->axes, v->dtype);
   }
 };
 

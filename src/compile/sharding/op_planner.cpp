@@ -92,8 +92,8 @@ NodePtr OpPlanner::separate_from_base(int n, const Sharding& result) const {
   OriginScope due(me.origin);
   auto in = me.in;
   in[0] = prim::fit(prim::identity(*monoid, me.dtype), me.axes);
-  return prim::map(prim::pairwise(*monoid), {me.in[0], prim::rebuilt(me, in, me.axes)}, me.dtype,
-                   &me.axes);
+  return prim::build(prim::pairwise(*monoid), {me.in[0], prim::rebuilt(me, in, me.axes)}, me.axes,
+                     me.dtype);
 }
 // Returns true, and marks n as lazy, if all of its operands are replicated and each reader can
 // compute it in the sharding that it needs.
