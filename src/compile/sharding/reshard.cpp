@@ -69,11 +69,11 @@ struct Resharding {
                                        });
       if (reached == have) continue;
       auto over = reached.from(have.size());
-      auto monoid = Monoid::sum;
+      std::optional<Monoid> monoid;
       bool mixed = false;
       for (auto& [x, m] : now.partial)
         if (over.has(x)) {
-          mixed |= m != monoid && x != over[0];
+          mixed |= monoid && *monoid != m;
           monoid = m;
         }
 
@@ -87,31 +87,33 @@ struct Resharding {
   }
   // Moves mesh axes to other axes of the array, in one all-to-all. Mesh axes that are gathered
   // afterwards stay in place if the blocks then match the requested layout. Otherwise, the
-  // all-to-all produces the requested layout directly.
+  // all-to-all produces the requested layout directly. For example, [a: x, b: y] -> [b: x]: the
+  // all-to-all produces [b: x+y], and b is gathered over y later. If the blocks of x+y are not
+  // inside of the blocks of x (b = 10, x = y = 2), it produces [b: x] directly.
   bool exchange() {
     auto next = now;
-    std::vector<int> placed;
+    std::vector<int> placed;  // mesh axes that reach their requested axis now
     for (auto& [name, requested] : to.dims) {
-      int n = 0;
-      while (n < requested.size() && now.uses(requested[n])) {
-        placed.push_back(requested[n]);
-        ++n;
+      int reached = 0;
+      while (reached < requested.size() && now.uses(requested[reached])) {
+        placed.push_back(requested[reached]);
+        ++reached;
       }
 
-      next.set(name, requested.prefix(n));
+      next.set(name, requested.prefix(reached));
     }
     for (auto& [name, have] : now.dims) {
       if (to.mesh_axes(name).empty()) next.set(name, {});
-      auto rest = next.mesh_axes(name);
-      for (int x : have)
-        if (std::find(placed.begin(), placed.end(), x) == placed.end()) rest.push_back(x);
-      next.set(name, rest);
+      auto own = next.mesh_axes(name);
+      for (int x : have)  // the other mesh axes stay here until they are gathered
+        if (std::find(placed.begin(), placed.end(), x) == placed.end()) own.push_back(x);
+      next.set(name, own);
     }
-    bool fits = std::all_of(next.dims.begin(), next.dims.end(), [&](auto& d) {
+    bool blocks_match = std::all_of(next.dims.begin(), next.dims.end(), [&](auto& d) {
       return nested(axis(d.first), d.second, d.second.common(to.mesh_axes(d.first)), mesh);
     });
-    if (fits && next == now) return false;
-    if (!fits) {
+    if (blocks_match && next == now) return false;
+    if (!blocks_match) {
       if (std::any_of(now.partial.begin(), now.partial.end(),
                       [&](auto& p) { return !to.is_partial(p.first); }))
         return false;  // reduced first
