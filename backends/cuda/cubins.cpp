@@ -56,7 +56,7 @@ std::filesystem::path cache_folder() {
              "a folder that exists or can be created (" + failed.message() + ")");
   return folder;
 }
-std::int64_t cubins_made() { return created; }
+std::int64_t compiled_cubins() { return created; }
 
 std::string compiler_of(const std::filesystem::path& folder, int version) {
   if (version > 0) return std::to_string(version);

@@ -24,13 +24,14 @@ bool exact = false;
 class Memory {
  public:
   void* allocate(std::int64_t bytes) {
-    const auto mapped_bytes = std::size_t(bytes + 4095) / 4096 * 4096;
-    auto* got =
+    constexpr std::int64_t page = 4096;
+    const auto mapped_bytes = std::size_t((bytes + page - 1) / page * page);
+    auto* address =
         mmap(nullptr, mapped_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (got == MAP_FAILED) return nullptr;
+    if (address == MAP_FAILED) return nullptr;
     std::lock_guard hold(lock_);
-    taken_[got] = mapped_bytes;
-    return got;
+    taken_[address] = mapped_bytes;
+    return address;
   }
   void release(void* p) {
     std::lock_guard hold(lock_);

@@ -290,7 +290,7 @@ class CudaExecutable final : public Executable {
     in_graphs_ = fits_in_graph();
   }
   ~CudaExecutable() override {
-    context_.settle(last_);
+    context_.settle(last_run_);
     for (auto& i : instances_) api_.end_instance(i.handle);
     for (auto e : events_) api_.end_event(e);
     if (state_.marks) api_.release_host(state_.marks);
@@ -306,16 +306,19 @@ class CudaExecutable final : public Executable {
           api_.name));
     std::lock_guard hold(context_.running);
     context_.checked_call([&] {
-      DeviceContext::Run mine(context_, program_);
-      last_ = mine.number;
-      if (in_graphs_ && !(sequence_.communicates && rank->meets_on_host())) {
+      DeviceContext::Run queued(context_,
+                                program_);  // a fault of its operations names this program
+      last_run_ = queued.number;
+      // Transfers that meet on the host cannot be captured in a graph.
+      const bool in_graph = in_graphs_ && !(sequence_.communicates && rank->meets_on_host());
+      if (in_graph) {
         run_graph(arguments, results, arena, rank);
       } else {
         Call call(state_, context_.stream, context_.side, arguments, results, arena, rank);
         call.run(sequence_.items);
         call.end();
       }
-      mine.end();
+      queued.end();
       if (sequence_.needs_host || options_.sync) api_.wait(context_.stream);
     });
   }
@@ -439,7 +442,7 @@ class CudaExecutable final : public Executable {
   std::vector<Instance> instances_;
   std::vector<std::int64_t> at_;
   std::int64_t runs_ = 0;
-  std::int64_t last_ = 0;  // last run, as numbered by the device context
+  std::int64_t last_run_ = 0;  // last run, as numbered by the device context
 };
 
 }  // namespace

@@ -150,7 +150,7 @@ class NestMemory {
   // byte, as long as a multiprocessor has space for two blocks.
   std::map<int, std::int64_t> one_by_one(const std::map<int, std::int64_t>& touched,
                                          std::int64_t most) const {
-    const auto room = most / 2 - kKibi - stage - results;
+    const auto available = most / 2 - kKibi - stage - results;
     std::vector<int> order;
     for (auto& t : touched) order.push_back(t.first);
     auto worth = [&](int s) {
@@ -163,7 +163,8 @@ class NestMemory {
     std::map<int, std::int64_t> out;
     std::int64_t at = 0;
     for (int s : order)
-      if (const auto bytes = aligned(program_.slot(s).bytes); is_small(s) || at + bytes <= room) {
+      if (const auto bytes = aligned(program_.slot(s).bytes);
+          is_small(s) || at + bytes <= available) {
         out[s] = at;
         at += bytes;
       }
@@ -197,21 +198,21 @@ class Nest {
     if (memory_.far) {
       auto start = argument({kArenaSlot, loop_.parallel_slot_start, {}, true}),
            bytes = argument({-1, loop_.parallel_slot_bytes});
-      line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
+      line(fmt::format("const Word far_slot = {} + my_block * {};", start, bytes));
     }
     if (marks_)
       line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];",
                        argument({kMarksSlot}), kMarks));
-    open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)",
+    open(fmt::format("for (Word iteration = my_block; iteration < {}; iteration += all_blocks)",
                      argument({-1, iterations})));
-    line("Word rest = turn;");
+    line("Word rest = iteration;");
     for (auto s = loops_.rbegin(); s != loops_.rend(); ++s) {
       auto& l = (*s)->loop;
       auto trips = argument({-1, l.trips});
       count(l, fmt::format("rest % {}", trips), trips);
       line(fmt::format("rest /= {};", trips));
     }
-    steps(body());
+    emit_steps(body());
     if (marks_) line("if (threadIdx_x == 0) mark = 0;");
     close();
     // threads per block, and blocks per multiprocessor
@@ -261,7 +262,7 @@ class Nest {
   }
   // Emits the source of a step. Values of the iteration that it reads are hidden from the compiler,
   // which would otherwise keep the addresses of all steps in registers.
-  void step(const std::string& when, const std::string& source) {
+  void emit_scope(const std::string& when, const std::string& source) {
     line(when + "{");
     for (int v : nest_.loops)
       if (source.find(fmt::format(" + l{} * ", v)) != source.npos)
@@ -272,61 +273,66 @@ class Nest {
     if (reads("near"))
       line(fmt::format("const Word near = reinterpret_cast<Word>(shared) + hidden({});",
                        near_start_));
-    if (reads("far")) line("const Word far = hidden(far_lane);");
+    if (reads("far")) line("const Word far = hidden(far_slot);");
     source_ += source;
     line("}");
   }
-  void steps(const std::vector<Step>& all) {
-    if (auto t = memory_.tiles.find(&all); t != memory_.tiles.end()) return tiles(*t->second, all);
-    for (auto& s : all) any(s);
+  void emit_steps(const std::vector<Step>& all) {
+    if (auto t = memory_.tiles.find(&all); t != memory_.tiles.end())
+      return emit_tiles(*t->second, all);
+    for (auto& s : all) emit_step(s);
   }
-  void any(const Step& s) {
+  void emit_step(const Step& s) {
     if (s.kind == Kind::loop)
-      loop(s);
+      emit_loop(s);
     else if (s.kind == Kind::conditional)
-      conditional(s);
+      emit_conditional(s);
     else
-      one(s);
+      emit_kernel_step(s);
   }
-  void tiles(const TileGroup& g, const std::vector<Step>& all) {
+  void emit_tiles(const TileGroup& g, const std::vector<Step>& all) {
     for (auto& a : g.actions) {
       if (a.step) {
-        any(*a.step);
+        emit_step(*a.step);
         continue;
       }
       if (a.is_pass()) mark(all[std::size_t(g.first_of(a))]);
       if (a.flags >= 0) line(fmt::format("unsigned long long flags{} = 0;", a.flags));
-      step("", tile_source(g, a, nest_, memory_.stage));
+      emit_scope("", tile_source(g, a, nest_, memory_.stage));
       if (a.is_pass()) wait();
     }
   }
-  void loop(const Step& s) {
+  void emit_loop(const Step& s) {
     auto& l = s.loop;
     auto iteration = fmt::format("t{}", counted_++), trips = argument({-1, l.trips});
     open(fmt::format("for (Word {0} = 0; {0} < {1}; ++{0})", iteration, trips));
     count(l, iteration, trips);
-    steps(s.body);
+    emit_steps(s.body);
     close();
   }
   // All threads read the flag before the first one continues, because later steps may overwrite it.
-  void conditional(const Step& s) {
+  void emit_conditional(const Step& s) {
     auto& view = s.conditional.flag;
     SourceWriter w(&nest_);
     auto base = w.base(view), at = w.at(view, {});
     auto flag = fmt::format("flag{}", counted_++);
     line(fmt::format("bool {};", flag));
-    step("", fmt::format("{} = load<bool>({}, {});\n", flag, base, at));
+    emit_scope("", fmt::format("{} = load<bool>({}, {});\n", flag, base, at));
     wait();
     open(fmt::format("if ({})", flag));
-    steps(s.body);
+    emit_steps(s.body);
     close();
   }
-  void one(const Step& s) {
+  // Emits a step that separate kernels would compute, one after another. The block computes all of
+  // it: the source of a kernel distributes its work over `all_blocks` blocks, of which this one is
+  // block 0 of 1. Later kernels read the results of earlier ones, so threads synchronize after
+  // each.
+  void emit_kernel_step(const Step& s) {
     mark(s);
     if (s.kind == Kind::contract && product(s.contract)) return;
     for (auto& l : launches_of(s, &nest_)) {
-      step(l.threads == 1 ? "if (threadIdx_x == 0) " : "",
-           replaced(replaced(l.source, "my_block", "0"), "all_blocks", "1"));
+      emit_scope(l.threads == 1 ? "if (threadIdx_x == 0) " : "",
+                 replaced(replaced(l.source, "my_block", "0"), "all_blocks", "1"));
       wait();
     }
   }
@@ -387,7 +393,7 @@ class Nest {
     };
     auto x = side(c.a, strides[0], m.a, k.a), y = side(c.b, strides[1], n.b, k.b);
     auto out = side(c.out, strides[2], m.out, n.out, true);
-    step(
+    emit_scope(
         "",
         source +
             fmt::format(

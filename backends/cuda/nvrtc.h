@@ -29,6 +29,6 @@ bool can_link();
 std::string cached_cubin(const std::string& source, int sm, bool exact);
 // version: of NVRTC; 0 if it is missing
 std::string compiler_of(const std::filesystem::path& folder, int version);
-std::int64_t cubins_made();  // number of compilations so far, without cache hits
+std::int64_t compiled_cubins();  // number of compilations so far, without cache hits
 
 }  // namespace haliax::cuda

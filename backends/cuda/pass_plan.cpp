@@ -56,24 +56,29 @@ class RowPlanner {
     return most;
   }
   // Returns the instructions of each pass, if the first pass that computes an instruction in
-  // `saved` retains its value.
+  // `saved` retains its value. Pass p computes the reductions of level p + 1 (reduction_levels),
+  // the last pass also the stores, and each pass the inner instructions that these depend on. For
+  // example, softmax: v0 = load, v1 = max(v0), v2 = exp(v0 - v1), v3 = sum(v2), v4 = v2 / v3, store
+  // v4. Pass 0 computes v0 and v1, pass 1 v0, v2 and v3, pass 2 v0, v2, v4 and the store. With v2
+  // saved, pass 2 reads v2 from registers and does not load v0.
   std::vector<Marks> passes_with(const Marks& saved) const {
     std::vector<Marks> out;
-    Marks created(f_.code.size());
-    for (int level = 0; level <= f_.last_level(); ++level) {
-      auto& now = out.emplace_back(f_.code.size());
-      for (std::size_t i = f_.code.size(); i-- > 0;) {
+    Marks computed_before(f_.code.size());
+    for (int pass = 0; pass <= f_.last_level(); ++pass) {
+      auto& marks = out.emplace_back(f_.code.size());
+      for (std::size_t i = f_.code.size(); i-- > 0;) {  // readers first
         auto& in = f_.code[i];
-        const bool fold = is_reduction(in.code) && f_.levels[i] == level + 1;
-        if (f_.needed[i] && (fold || (is_store(in.code) && in.inner && level == last_pass())))
-          now[i] = kComputed;
-        if (now[i] != kComputed || f_.empty) continue;
+        const bool completes = is_reduction(in.code) && f_.levels[i] == pass + 1;
+        const bool stores = is_store(in.code) && in.inner && pass == last_pass();
+        if (f_.needed[i] && (completes || stores)) marks[i] = kComputed;
+        if (marks[i] != kComputed || f_.empty) continue;
         for (int a : operands(in)) {
           const auto x = std::size_t(a);
-          if (f_.code[x].inner && !now[x]) now[x] = saved[x] && created[x] ? kSaved : kComputed;
+          if (f_.code[x].inner && !marks[x])
+            marks[x] = saved[x] && computed_before[x] ? kSaved : kComputed;
         }
       }
-      for (std::size_t i = 0; i < f_.code.size(); ++i) created[i] |= now[i] == kComputed;
+      for (std::size_t i = 0; i < f_.code.size(); ++i) computed_before[i] |= marks[i] == kComputed;
     }
     return out;
   }

@@ -28,9 +28,9 @@ struct Layout {
   };
   std::vector<Operand> rows, columns;  // columns: two tiles, double-buffered
   std::vector<int> makes;              // matmuls whose results are tiles
-  std::vector<int> shown;              // values that are multiplied over rows, one after another
+  std::vector<int> published;          // values that are multiplied over rows, one after another
   std::set<int> inner, row;            // instructions per element, and per row
-  std::int64_t shown_at = 0, staged_at = 0, bytes = 0;
+  std::int64_t published_at = 0, staged_at = 0, bytes = 0;
 
   Layout(const TileGroup& g, const TileAction& pass) {
     std::set<int> all;
@@ -57,8 +57,8 @@ struct Layout {
         scratch = std::max(scratch, kRows * product.depth() * 4);
       } else {
         use(rows, product, true);
-        if (std::find(shown.begin(), shown.end(), product.value) == shown.end())
-          shown.push_back(product.value);
+        if (std::find(published.begin(), published.end(), product.value) == published.end())
+          published.push_back(product.value);
       }
     }
     for (auto& o : rows) {
@@ -66,8 +66,8 @@ struct Layout {
       bytes += o.bytes(kRows);
     }
 
-    shown_at = bytes;
-    bytes += shown.empty() ? 0 : staged_bytes(true, kRows, 2 * kColumns);
+    published_at = bytes;
+    bytes += published.empty() ? 0 : staged_bytes(true, kRows, 2 * kColumns);
     staged_at = bytes;  // reuses staged memory after its last read
     auto tiles = bytes;
     for (auto& o : columns) {
@@ -242,7 +242,7 @@ class PassWriter {
   }
   std::string together(int value) {
     auto E = element_of(f_.instr(value).dtype);
-    return fmt::format("Together<{}>{{{}}}", E, shared(E, std::to_string(f_.l.shown_at)));
+    return fmt::format("Together<{}>{{{}}}", E, shared(E, std::to_string(f_.l.published_at)));
   }
   // Opens a loop over a lane's two rows h, with `row` and its indices.
   void open_rows() {
@@ -281,7 +281,7 @@ class PassWriter {
     w_.line("const int h = e / 2;");
     if (!f_.full_columns()) w_.line("const bool inside = 8 * j + lane % 4 * 2 + e % 2 < there;");
     row_line();
-    w_.line(fmt::format("const I column = mine.column + {};",
+    w_.line(fmt::format("const I column = range.column + {};",
                         f_.full_columns() ? "8 * j + lane % 4 * 2 + e % 2"
                                           : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
     w_.indices("row", f_.g.rows);

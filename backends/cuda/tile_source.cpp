@@ -206,7 +206,7 @@ class PassElements : PassWriter {
       for (int i : *all) add_operands_of(compared, i, -1);
       w_.line("#pragma unroll");
       w_.open("for (int h = 0; h < 2; ++h)");
-      w_.line(fmt::format("const I column = mine.column + {};",
+      w_.line(fmt::format("const I column = range.column + {};",
                           all == &at_last ? "tile_columns - 1" : "0"));
       w_.indices("column", f_.g.columns, f_.g.rows.size());
       for (int i : constant_rows_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
@@ -261,7 +261,7 @@ class PassElements : PassWriter {
     if (!f_.full_columns()) zero = "inside";
     if (!f_.full_rows()) zero += zero.empty() ? "at == row" : " && at == row";
     for (int v : retained)
-      w_.line(fmt::format("kept{}[j][e] = {}v{}{};", v, zero.empty() ? "" : zero + " ? ",
+      w_.line(fmt::format("value{}[j][e] = {}v{}{};", v, zero.empty() ? "" : zero + " ? ",
                           f_.retained_value(v), zero.empty() ? "" : " : 0"));
     for (int f : f_.folds)
       if (f != f_.pass.top)
@@ -278,8 +278,8 @@ class PassElements : PassWriter {
     const int p = f_.g.product_of[std::size_t(i)];
     auto S = element_of(f_.instr(i).dtype);
     if (p >= 0 && is_16_bit(f_.instr(i).dtype))
-      return fmt::format("narrowed<{}>(made{}[j][e])", S, p);
-    if (p >= 0) return fmt::format("made{}[j][e]", p);
+      return fmt::format("narrowed<{}>(matmul{}[j][e])", S, p);
+    if (p >= 0) return fmt::format("matmul{}[j][e]", p);
     if (int value = f_.without_factor(i); value >= 0) return fmt::format("v{}", value);
     return rounded_source(i);
   }
@@ -357,7 +357,7 @@ class PassSource : PassWriter {
     if (f_.has_tiles()) {
       emit_setup();
       emit_tiles();
-      if (!f_.folds.empty() && !f_.needed.always) w_.line("const I visited = walk.columns();");
+      if (!f_.folds.empty() && !f_.needed.always) w_.line("const I visited = tiles.columns();");
       if (!f_.folds.empty()) {
         w_.line("__syncthreads();");
         results.finish_folds(f_.pass.folds);
@@ -377,7 +377,7 @@ class PassSource : PassWriter {
  private:
   // ---- before the tiles ----
   void emit_setup() {
-    w_.line(fmt::format("const Walk walk{{{}, int({}), int({})}};", f_.requested,
+    w_.line(fmt::format("const TileColumns tiles{{{}, int({}), int({})}};", f_.requested,
                         w_.argument(f_.width()), columns_));
     w_.line(fmt::format(
         "const int rows_there = I({0}) - first < tile_rows ? I({0}) - first : tile_rows;", rows_));
@@ -386,7 +386,7 @@ class PassSource : PassWriter {
       auto& o = f_.l.rows[k];
       w_.line(fmt::format("const {} x{}{{{}}};", staged(o, kRows), k,
                           shared(element_of(o.dtype), std::to_string(o.at))));
-      w_.line(fmt::format("x{}.template bring<{}>(copies, {}, rows_there, int({}));", k,
+      w_.line(fmt::format("x{}.template stage<{}>(copies, {}, rows_there, int({}));", k,
                           is_far(o.what.view), side(o.what, "first"), w_.argument(o.terms)));
     }
     for (std::size_t k = 0; k < f_.l.columns.size(); ++k) {
@@ -394,51 +394,53 @@ class PassSource : PassWriter {
       w_.line(fmt::format("const Source<{}, {}> from{}({}, int({}));", staged(o, kColumns),
                           is_far(o.what.view), k, side(o.what, "0"), w_.argument(o.terms)));
     }
-    w_.open("auto bring = [&](int turn, const Walk::At& a, const Walk::At& b)");
+    w_.open(
+        "auto stage_columns = [&](int iteration, const TileColumns::Range& a, const "
+        "TileColumns::Range& b)");
     w_.line("const int columns[2] = {a.column, b.column}, there[2] = {a.there(), b.there()};");
     for (std::size_t k = 0; k < f_.l.columns.size(); ++k)
-      w_.line(fmt::format("from{0}.bring(copies, {1}.at, columns, there);", k,
-                          at_columns(k, "turn", "0")));
+      w_.line(fmt::format("from{0}.stage(copies, {1}.at, columns, there);", k,
+                          at_columns(k, "iteration", "0")));
     w_.close(";");
-    w_.line("Walk::At tile0 = walk.from(0), tile1 = walk.next(tile0);");
-    w_.line("bring(0, tile0, tile1);");
+    w_.line("TileColumns::Range tile0 = tiles.from(0), tile1 = tiles.next(tile0);");
+    w_.line("stage_columns(0, tile0, tile1);");
     w_.line("copies.wait();");
     w_.line("__syncthreads();");
-    if (f_.holds_rows()) emit_held_rows(f_.l.makes[0]);
+    if (f_.holds_rows()) emit_row_fragments(f_.l.makes[0]);
     elements_.emit_start();
   }
   // Emits the load of the multiplied rows of matmul p into registers.
-  void emit_held_rows(int p) {
-    w_.line(fmt::format("Held<{}, {}> held{};", element_of(f_.product(p).dtype),
+  void emit_row_fragments(int p) {
+    w_.line(fmt::format("RowFragments<{}, {}> rows{};", element_of(f_.product(p).dtype),
                         f_.product(p).depth(), p));
     w_.line(
-        fmt::format("held{}.load(x{}, strip);", p, Layout::find(f_.l.rows, f_.product(p), true)));
+        fmt::format("rows{}.load(x{}, strip);", p, Layout::find(f_.l.rows, f_.product(p), true)));
   }
   // ---- tiles ----
   void emit_tiles() {
-    w_.open("for (int turn = 0; tile0.there() > 0; ++turn)");
-    w_.open("if (turn > 0)");
+    w_.open("for (int iteration = 0; tile0.there() > 0; ++iteration)");
+    w_.open("if (iteration > 0)");
     w_.line("copies.wait();");
     w_.line("__syncthreads();");
     w_.close();
     w_.line(
-        "const Walk::At next0 = walk.next(tile1), "
-        "next1 = walk.next(next0), mine = half ? tile1 : tile0;");
-    w_.line("bring(turn + 1, next0, next1);");
-    w_.line("const int there = mine.there();");
+        "const TileColumns::Range next0 = tiles.next(tile1), "
+        "next1 = tiles.next(next0), range = half ? tile1 : tile0;");
+    w_.line("stage_columns(iteration + 1, next0, next1);");
+    w_.line("const int there = range.there();");
     std::set<int> retained;
     for (int p : f_.products) retained.insert(f_.product(p).value);
-    for (int v : retained) w_.line(fmt::format("Tile kept{};", v));
+    for (int v : retained) w_.line(fmt::format("Tile value{};", v));
     w_.open("if (there > 0)");
     for (int p : f_.l.makes) emit_tile_matmul(p);
     elements_.emit_tile(retained);
     for (int p : f_.products)
       if (f_.product(p).kind == Tile::over_columns) {
-        auto y = at_columns(Layout::find(f_.l.columns, f_.product(p), false), "turn", "half");
-        w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", f_.adds_block(p, "mine"), p,
+        auto y = at_columns(Layout::find(f_.l.columns, f_.product(p), false), "iteration", "half");
+        w_.line(fmt::format("if ({}) sums{}.add(value{}, {});", f_.adds_block(p, "range"), p,
                             f_.product(p).value, y));
       }
-    if (!f_.l.shown.empty()) emit_show(f_.l.shown[0]);
+    if (!f_.l.published.empty()) emit_publish(f_.l.published[0]);
     w_.close();
     emit_matmuls_over_rows();
     w_.line("tile0 = next0, tile1 = next1;");
@@ -446,19 +448,21 @@ class PassSource : PassWriter {
   }
   // Emits tile p = x y^T for the columns of this warp. It is 0 in a block that its flags skip.
   void emit_tile_matmul(int p) {
-    w_.line(fmt::format("Tile made{} = {{}};", p));
-    auto y = at_columns(Layout::find(f_.l.columns, f_.product(p), false), "turn", "half");
-    w_.open(fmt::format("if ({})", f_.has_block(p, "mine")));
-    if (!f_.holds_rows()) emit_held_rows(p);
-    w_.line(fmt::format("make_tile(made{0}, held{0}, {1});", p, y));
+    w_.line(fmt::format("Tile matmul{} = {{}};", p));
+    auto y = at_columns(Layout::find(f_.l.columns, f_.product(p), false), "iteration", "half");
+    w_.open(fmt::format("if ({})", f_.has_block(p, "range")));
+    if (!f_.holds_rows()) emit_row_fragments(p);
+    w_.line(fmt::format("compute_tile(matmul{0}, rows{0}, {1});", p, y));
     w_.close();
   }
-  void emit_show(int v) { w_.line(fmt::format("show({}, kept{}, strip, half);", together(v), v)); }
+  void emit_publish(int v) {
+    w_.line(fmt::format("publish({}, value{}, strip, half);", together(v), v));
+  }
   // Emits the matmuls over rows. A value is published after the previous one has been read. By
   // then, its previous results are being loaded.
   void emit_matmuls_over_rows() {
-    if (f_.l.shown.empty()) return;
-    w_.line("const Walk::At to = strip < tile_columns ? tile0 : tile1;");
+    if (f_.l.published.empty()) return;
+    w_.line("const TileColumns::Range to = strip < tile_columns ? tile0 : tile1;");
     auto each = [&](int value, const auto& f) {
       for (int n : f_.products)
         if (f_.product(n).kind == Tile::over_rows && f_.product(n).value == value)
@@ -472,17 +476,17 @@ class PassSource : PassWriter {
       w_.line(fmt::format("if (adds{0}) over{0}.load(out{0}, to.there(), int({1}));", n,
                           w_.argument(p.terms)));
     };
-    each(f_.l.shown[0], load);
-    for (std::size_t k = 0; k < f_.l.shown.size(); ++k) {
+    each(f_.l.published[0], load);
+    for (std::size_t k = 0; k < f_.l.published.size(); ++k) {
       if (k > 0) {
         w_.line("__syncthreads();");
         w_.line("if (there > 0)");
-        emit_show(f_.l.shown[k]);
+        emit_publish(f_.l.published[k]);
       }
 
       w_.line("__syncthreads();");
-      if (k + 1 < f_.l.shown.size()) each(f_.l.shown[k + 1], load);
-      each(f_.l.shown[k], [&](int n, auto& p) {
+      if (k + 1 < f_.l.published.size()) each(f_.l.published[k + 1], load);
+      each(f_.l.published[k], [&](int n, auto& p) {
         w_.open(fmt::format("if (adds{})", n));
         w_.line(fmt::format("over{}.add({}, x{});", n, together(p.value),
                             Layout::find(f_.l.rows, p, true)));

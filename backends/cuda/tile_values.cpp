@@ -124,8 +124,8 @@ struct Analysis {
     if (out) out->factors.emplace_back(row, divided);
     return out;
   }
-  // Returns the scaled form of exp(x - shift). The shift may depend on no unknown reduction except
-  // the maximum of x.
+  // Returns the scaled form of exp(x - shift), where `top` is the maximum of x. Among the unknown
+  // reductions, the shift must depend on `top` only.
   std::optional<Scaled> of_exp(const Instr& in) const {
     auto& sub = at(in.args[0]);
     if (in.dtype != DType::f32 || sub.code != Code::sub || sub.dtype != DType::f32) return {};

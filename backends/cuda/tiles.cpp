@@ -594,40 +594,47 @@ class TileSchedule {
     return true;
   }
   // Adds early reductions and matmuls to a pass that computes a maximum. They may depend on the
-  // maximum and on early reductions of the pass. `started_by` is the action that starts a node; a
-  // later pass completes it if this one does not process all of its blocks.
+  // maximum and on early reductions of the pass. For example, in the forward attention the pass
+  // computes m = max(s), and l = sum(exp(s - m)) and o += exp(s - m) v start early.
+  //
+  // - done: completed before the pass. computed: also by the pass itself. done_after: also the
+  // early
+  //   results that need no later pass.
+  // - started_by: the action that starts a node. A later pass completes it if this one does not
+  //   process all of its blocks.
   void add_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& done_after,
                  std::vector<int>& started_by) {
     const SkippedBlock skipped(g_);
     const auto requested = needed_blocks(g_, skipped, pass.folds, pass.products);
-    const auto ready = done_after;
-    for (int top : pass.folds) {
-      auto& max = g_.code[std::size_t(top)];
+    const auto computed = done_after;
+    for (int max_fold : pass.folds) {
+      auto& max = g_.code[std::size_t(max_fold)];
       if (pass.top >= 0 || max.code != Code::reduce_max || max.dtype != DType::f32) continue;
       if (!g_.code[std::size_t(max.args[0])].inner) continue;
-      int shift = -1;
-      std::set<int> pending{top};
+      int shift = -1;  // all early results of a pass share it
+      std::set<int> pending{max_fold};
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
         auto& n = nodes_[k];
-        if (ready[k] || done[k] || started_by[k] >= 0 || !n.is_tile()) continue;
+        if (computed[k] || done[k] || started_by[k] >= 0 || !n.is_tile()) continue;
+        // other matmuls do not accumulate per row, and cannot be rescaled
         if (n.product >= 0 && product(n).kind != TileProduct::Kind::over_columns) continue;
         const int value = n.fold >= 0 ? g_.code[std::size_t(n.fold)].args[0] : product(n).value;
-        const auto known = scaled(g_, value, top, pending, n.product >= 0);
-        bool needs_no_other = true;  // the pass processes all blocks that n requires
-        if (!known || (shift >= 0 && shift != known->shift) ||
-            !may_begin(k, done, ready, started_by))
+        const auto form = scaled(g_, value, max_fold, pending, n.product >= 0);
+        if (!form || (shift >= 0 && shift != form->shift) ||
+            !may_begin(k, done, computed, started_by))
           continue;
         if (n.fold >= 0 && !is_sum(n.fold, requested, skipped)) continue;
-        if (!needs_each_block(n, requested, needs_no_other)) continue;
-        pass.top = top;
-        shift = known->shift;
+        bool completes = true;  // cleared if n requires blocks that the pass skips
+        if (!needs_each_block(n, requested, completes)) continue;
+        pass.top = max_fold;
+        shift = form->shift;
         started_by[k] = int(g_.actions.size());
         if (n.fold >= 0) {
           pending.insert(n.fold);
           pass.early_reductions.push_back(n.fold);
         } else
           pass.early_products.push_back(n.product);
-        if (needs_no_other) done_after[k] = true;
+        if (completes) done_after[k] = true;
       }
     }
   }

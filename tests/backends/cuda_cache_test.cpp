@@ -36,8 +36,8 @@ TEST_CASE(
   }
   Cache cache;
   const auto text = text_of("x[0] = x[1] * x[2] + x[3];");
-  const auto from = cuda::cubins_made();
-  auto made = [&] { return cuda::cubins_made() - from; };
+  const auto from = cuda::compiled_cubins();
+  auto made = [&] { return cuda::compiled_cubins() - from; };
   const auto cubin = cuda::cached_cubin(text, 90, false);
   CHECK(cubin.substr(1, 3) == "ELF");
   CHECK(cuda::cached_cubin(text, 90, false) == cubin);

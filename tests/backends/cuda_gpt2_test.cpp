@@ -148,7 +148,7 @@ TEST_CASE(
   add_nests(sequence.items, nests);
   CHECK(nests.size() == 2);
   for (auto& [text, launch] : nests) {  // all matmuls are tiles
-    CHECK(has(text, "make_tile("));
+    CHECK(has(text, "compute_tile("));
     CHECK_FALSE(has(text, "block_product<"));
     CHECK(has(text, "load_few<8, bf16>"));  // elementwise ops between them access 16 bytes
     MESSAGE(launch->shared, " bytes of shared memory");
@@ -181,11 +181,11 @@ TEST_CASE(
   auto seconds = [&] { return seconds_of(n.texts); };
   const std::vector shortest{*std::min_element(
       n.texts.begin(), n.texts.end(), [](auto& a, auto& b) { return a.size() < b.size(); })};
-  const auto made = cuda::cubins_made();
+  const auto made = cuda::compiled_cubins();
   const auto least = seconds_of(shortest), compiled = least + seconds();
-  CHECK(cuda::cubins_made() == made + std::int64_t(n.texts.size()));
+  CHECK(cuda::compiled_cubins() == made + std::int64_t(n.texts.size()));
   const auto from_cache = std::min({seconds(), seconds(), seconds()});
-  CHECK(cuda::cubins_made() == made + std::int64_t(n.texts.size()));
+  CHECK(cuda::compiled_cubins() == made + std::int64_t(n.texts.size()));
   CHECK(compiled < 450 * least);  // 310 when measured; machines differ
   CHECK(from_cache < 0.3);
   MESSAGE("compiled in ", compiled, " s, the shortest in ", least, " s, from the cache in ",

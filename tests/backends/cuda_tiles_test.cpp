@@ -276,7 +276,7 @@ std::string differ(const std::vector<Bytes>& got, const std::vector<Bytes>& expe
 
 int passes(const std::string& text) {
   int n = 0;
-  for (std::size_t at = 0; (at = text.find("walk.from(0)", at)) != text.npos; ++at) ++n;
+  for (std::size_t at = 0; (at = text.find("tiles.from(0)", at)) != text.npos; ++at) ++n;
   return n;
 }
 
@@ -294,7 +294,7 @@ TEST_CASE("cuda tiles: an iteration of attention in blocks matches the reference
     CAPTURE(s.terms);
     AttentionLoop t(s);
     const auto text = t.source();
-    CHECK(has(text, "make_tile("));
+    CHECK(has(text, "compute_tile("));
     CHECK_FALSE(has(text, "block_product<"));
     const auto got = t.c.run(*cuda::make_simulated_device()),
                expected = t.c.run(*reference::make_reference_device());
@@ -371,9 +371,9 @@ TEST_CASE("cuda tiles: planted faults are found") {
     const auto wrong = planted(t.c, [&](auto text) { return changed(text, what, by, 0, after); });
     CHECK((wrong.second != "" || differ(wrong.first, right.first, 0) != ""));
   };
-  is_found("copies.wait();", "", "if (turn > 0)");
-  is_found("__syncthreads();", "", "if (turn > 0)");
-  is_found("__syncthreads();", "", "show(");
+  is_found("copies.wait();", "", "if (iteration > 0)");
+  is_found("__syncthreads();", "", "if (iteration > 0)");
+  is_found("__syncthreads();", "", "publish(");
   // skipped blocks are summed, too
   is_found("if (visited < I(", "if (visited > I(", "Sum()(room");
   is_found("__syncthreads();", "", "fold_lanes(");

@@ -14,28 +14,28 @@ using Tile = float[4][4];
 
 // The columns that a block of threads iterates over, 32 at a time: the columns of the blocks in
 // `wanted`, each of which has `width` columns.
-struct Walk {
+struct TileColumns {
   unsigned long long wanted;  // bit mask of up to 64 blocks
   int width, all;
-  struct At {
+  struct Range {
     int column, block, end;  // end: of the block; after the last block, column and end are `all`
     // columns of a tile that exist
     int there() const { return end - column < tile_columns ? end - column : tile_columns; }
   };
   int columns() const {  // total number
     const int blocks = (all + width - 1) / width;
-    const auto mine = blocks < 64 ? wanted & ((1ull << blocks) - 1) : wanted;
-    return int(__popcll(mine)) * width -
+    const auto existing = blocks < 64 ? wanted & ((1ull << blocks) - 1) : wanted;
+    return int(__popcll(existing)) * width -
            ((wanted >> (blocks - 1) & 1) != 0 ? blocks * width - all : 0);
   }
-  At from(int block) const {
+  Range from(int block) const {
     while (block * width < all && (wanted >> block & 1) == 0) ++block;
     const int column = block * width;
-    return column >= all ? At{all, block, all}
-                         : At{column, block, column + width < all ? column + width : all};
+    return column >= all ? Range{all, block, all}
+                         : Range{column, block, column + width < all ? column + width : all};
   }
-  At next(const At& t) const {
-    return t.column + tile_columns < t.end ? At{t.column + tile_columns, t.block, t.end}
+  Range next(const Range& t) const {
+    return t.column + tile_columns < t.end ? Range{t.column + tile_columns, t.block, t.end}
                                            : from(t.block + 1);
   }
 };
@@ -125,7 +125,7 @@ template <class E, bool along, int lines, int terms> struct Staged {
   }
   // Copies the box (lines, terms) of the operand, from its first element. Missing elements are 0.
   // far: the operand is in global memory.
-  template <bool far> void bring(Copies& copies, Side s, int lines_there, int terms_there) const {
+  template <bool far> void stage(Copies& copies, Side s, int lines_there, int terms_there) const {
     constexpr int chunks = fast / 8;
     const int fast_there = along ? terms_there : lines_there,
               slow_there = along ? lines_there : terms_there;
@@ -170,19 +170,19 @@ template <class To, bool far> struct Source {
         (To::is_along ? s.term : s.line) == 1 && s.at % 16 == 0 && step % 16 == 0 && terms % 8 == 0;
   }
   // Copies two tiles that start at these lines to `at` and to the memory after it.
-  void bring(Copies& copies, E* at, const int (&first)[2], const int (&there)[2]) const {
+  void stage(Copies& copies, E* at, const int (&first)[2], const int (&there)[2]) const {
 #pragma unroll
     for (int p = 0; p < parts; ++p) {
       const int k = p * 256 + int(threadIdx_x), i = k / chunks, j = k % chunks * 8,
                 line = To::is_along ? i : j, term = To::is_along ? j : i;
       if (To::slow * chunks % 256 != 0 && k >= To::slow * chunks) return;
-      const bool mine = wide && term < terms;
+      const bool is_copied = wide && term < terms;
       const auto from = side.at + (line * side.line + term * side.term) * int(sizeof(E));
       E* const to = at + i * To::pitch + j;
       bool all = true;
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const bool one = mine && line + (To::is_along ? 1 : 8) <= there[t];
+        const bool one = is_copied && line + (To::is_along ? 1 : 8) <= there[t];
         if (one)
           copy(copies, to + t * To::elements,
                from + (long long)(first[t] * side.line) * int(sizeof(E)));
@@ -194,7 +194,7 @@ template <class To, bool far> struct Source {
         const int t = n / 8, e = n % 8, l = line + (To::is_along ? 0 : e),
                   k = term + (To::is_along ? e : 0);
         const int lines = t ? there[1] : there[0], before = t ? first[1] : first[0];
-        if (lines == 0 || (mine && line + (To::is_along ? 1 : 8) <= lines)) continue;
+        if (lines == 0 || (is_copied && line + (To::is_along ? 1 : 8) <= lines)) continue;
         to[t * To::elements + e] =
             l < lines && k < terms
                 ? *reinterpret_cast<const E*>(
@@ -251,7 +251,7 @@ inline void multiply_two(float (&x)[4], float (&y)[4], const std::uint32_t (&a)[
 }
 
 // The 16 rows of a warp of an operand (64, depth), in registers.
-template <class E, int depth> struct Held {
+template <class E, int depth> struct RowFragments {
   std::uint32_t f[depth / 16][4];
   template <class X> void load(const X& x, int strip) {
 #pragma unroll
@@ -261,7 +261,7 @@ template <class E, int depth> struct Held {
 };
 // tile = x (16 rows, depth) y (32 columns, depth)^T.
 template <class E, int depth, class Y>
-inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
+inline void compute_tile(Tile& tile, const RowFragments<E, depth>& x, const Y& y) {
   for (auto& some : tile)
     for (auto& c : some) c = 0;
 #pragma unroll
@@ -346,7 +346,9 @@ template <class E, int depth> struct RowSums {
 
 // The tiles of all warps as an operand of matmuls over rows: (64 rows, 2 * 32 columns).
 template <class E> using Together = Staged<E, true, tile_rows, 2 * tile_columns>;
-template <class E> inline void show(const Together<E>& to, const Tile& tile, int strip, int half) {
+// Stores the tile of a warp at its rows and columns of `to`, rounded to E.
+template <class E>
+inline void publish(const Together<E>& to, const Tile& tile, int strip, int half) {
   const int lane = int(threadIdx_x) % 32;
   for (int j = 0; j < 4; ++j)
     for (int e = 0; e < 2; ++e)
@@ -377,8 +379,9 @@ template <class E, int depth, class S, bool adds> struct OverRows {
                                              (8 * h * out.line + 32 * p + 8 * j) * int(sizeof(S))));
     }
   }
+  // Calls f for each pair of adjacent elements of an incomplete tile. The last argument is false if
+  // only the first element exists.
   template <class F>
-  // two adjacent elements
   static void each_two(const Side& out, int columns_there, int terms, const F& f) {
     const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
 #pragma unroll
@@ -409,17 +412,19 @@ template <class E, int depth, class S, bool adds> struct OverRows {
       if (both) c[p][j][e + 1] = kernel::load<S>(at, out.term);
     });
   }
+  // Adds the matmul of tiles^T and x, 16 rows at a time. x: the staged operand (rows, terms).
   template <class X> void add(const Together<E>& tiles, const X& x) {
-    const int warp = int(threadIdx_x) / 32, strip = warp % 4 * 16;
+    const int warp = int(threadIdx_x) / 32;
+    const int column = warp % 4 * 16;  // first of the 16 columns, of both tiles together
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      std::uint32_t a[4];
-      fragment<E, true, false>(a, tiles.at, tiles.place(16 * k, strip), tiles.pitch);
+    for (int k = 0; k < tile_rows / 16; ++k) {
+      std::uint32_t a[4];  // tiles^T (16 columns, 16 rows)
+      fragment<E, true, false>(a, tiles.at, tiles.place(16 * k, column), tiles.pitch);
 #pragma unroll
       for (int p = 0; p < parts; ++p) {
         const int d = warp / 4 + 2 * p;
         if (d >= depth / 16) continue;  // the same for the whole warp
-        std::uint32_t b[4];
+        std::uint32_t b[4];             // x (16 rows, 16 terms)
         fragment<E, false, !X::is_along>(b, x.at, x.place(16 * k, 16 * d), X::pitch);
         multiply_two<E>(c[p][0], c[p][1], a, b);
       }
