@@ -4,6 +4,7 @@
 //   find_masks     the masks that hide ends of rows
 //   classify       where each instruction is computed
 //   TapeBuilder    the tapes
+//   assemble, store_in_place, place_registers   changes of the tapes, and memory of the values
 #pragma once
 #include <optional>
 #include <vector>

@@ -13,7 +13,10 @@ using program::Instr;
 
 // elements that the previous step leaves in the caches
 constexpr std::int64_t near_points = 1 << 20;
-constexpr std::int64_t work_per_block = 1 << 17;  // tens of microseconds
+constexpr std::int64_t work_per_block = 1 << 17;  // instructions: tens of microseconds
+constexpr std::int64_t min_work_per_point = 4;
+constexpr std::int64_t most_blocks = 128, most_chunks = 64;
+constexpr std::int64_t few_outer_boxes = 16;  // with fewer, the inner space is split as well
 
 class TileChooser {
  public:
@@ -76,6 +79,10 @@ class TileChooser {
     p.single_inner_box = p.inner_boxes <= 1;
   }
 
+  // Divides the step into `requested` parts that threads run in parallel: about work_per_block
+  // instructions each. A part is a block of adjacent outer boxes. If there are too few outer boxes,
+  // the inner space of each is split into chunks, whose partial reductions are merged afterwards.
+  // For example, a sum of 2^24 elements has one outer box and runs as 64 chunks.
   void choose_blocks() {
     FusedPlan& p = plan_;
     const bool flat = step_.flat();
@@ -83,12 +90,13 @@ class TileChooser {
     for (const InstrFacts& facts : step_.facts) work_per_point += facts.needed;
     std::int64_t points = std::max<std::int64_t>(1, p.outer_points * p.inner_points);
     std::int64_t requested = std::clamp<std::int64_t>(
-        points * std::max<std::int64_t>(work_per_point, 4) / work_per_block, 1, 128);
+        points * std::max(work_per_point, min_work_per_point) / work_per_block, 1, most_blocks);
     if (p.serial) requested = 1;
-    if (flat || (p.outer_boxes < 16 && requested > 2 * p.outer_boxes && !p.single_inner_box)) {
+    if (flat ||
+        (p.outer_boxes < few_outer_boxes && requested > 2 * p.outer_boxes && !p.single_inner_box)) {
       p.chunks = std::clamp<std::int64_t>(requested / std::max<std::int64_t>(1, p.outer_boxes), 1,
                                           std::max<std::int64_t>(1, p.inner_boxes));
-      if (!flat) p.chunks = std::min<std::int64_t>(p.chunks, 64);
+      if (!flat) p.chunks = std::min(p.chunks, most_chunks);
     }
     p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + requested - 1) / requested);
     p.blocks = (p.outer_boxes + p.boxes_per_block - 1) / p.boxes_per_block;

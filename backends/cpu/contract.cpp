@@ -32,9 +32,12 @@ struct MatmulPlan {
   std::int64_t m_block = 1, n_block = 1, m_blocks = 1, n_blocks = 1, groups = 1;
   MatrixDim group_dim;           // the batch dim within a primitive (stride 0 if group == 1)
   std::vector<ProductTap> taps;  // the positions of k_outer, if one matmul of the kernel sums them
-  // [last block of m or of the group + 2 * last block of n][accumulate]
-  std::shared_ptr<const Gemm> gemms[4][2];
-  std::int64_t slice = 0;  // bytes of scratch per worker
+  // Blocks at the end of m (or of the group) and of n may be smaller, and have matmuls of their
+  // own.
+  static constexpr int edges = 4;
+  static int edge_of(bool last_m, bool last_n) { return last_m + 2 * last_n; }
+  std::shared_ptr<const Gemm> gemms[edges][2];  // [edge][accumulate]
+  std::int64_t slice = 0;                       // bytes of scratch per worker
   int threads = 1, workers = 1;
   std::int64_t packed_a_bytes = 0, packed_b_bytes = 0, packed_out_bytes = 0;
 
@@ -202,7 +205,7 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
                      n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
   const std::int64_t g_edge = p->group_dim.n - (p->groups - 1) * p->group;
-  for (int edge = 0; edge < 4; ++edge)
+  for (int edge = 0; edge < MatmulPlan::edges; ++edge)
     for (int accumulate = 0; accumulate < 2; ++accumulate) {
       if (accumulate == 0 ? c.accumulate : !c.accumulate && p->k_points == 1) continue;
       const bool first = edge & 1, second = edge & 2;
@@ -241,9 +244,12 @@ class MatmulStep final : public CompiledStep {
                        plan_->choice.pack_b.to, in_bytes_);
     if (auto& copy = plan_->choice.pack_out; copy.used)
       copy_out_ = Copier(copy.dims, copy.from, copy.to, out_bytes_);
-    calls_.resize(static_cast<std::size_t>(plan_->workers) * 8);
-    for (std::size_t i = 0; i < calls_.size(); ++i)
-      if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
+    calls_.resize(call_index(plan_->workers, 0, false));
+    for (int worker = 0; worker < plan_->workers; ++worker)
+      for (int edge = 0; edge < MatmulPlan::edges; ++edge)
+        for (const bool accumulate : {false, true})
+          if (auto& gemm = plan_->gemms[edge][accumulate])
+            calls_[call_index(worker, edge, accumulate)].emplace(gemm);
     if (auto mask = blocks()) {
       block_mask_ = *mask;
       flags_.emplace(contract_.block_mask.flags);
@@ -266,8 +272,8 @@ class MatmulStep final : public CompiledStep {
       const std::int64_t ig = rest % p.groups, outer = rest / p.groups;
       const auto& c = p.choice;
       const std::int64_t m = im * p.m_block, n = in * p.n_block, g = ig * p.group;
-      const int edge = ((p.group > 1 ? ig == p.groups - 1 : im == p.m_blocks - 1) ? 1 : 0) +
-                       (in == p.n_blocks - 1 ? 2 : 0);
+      const bool is_last_m = p.group > 1 ? ig == p.groups - 1 : im == p.m_blocks - 1;
+      const int edge = MatmulPlan::edge_of(is_last_m, in == p.n_blocks - 1);
       const std::int64_t at_a =
           offset_at(c.outer, &MatrixDim::a, outer) + g * p.group_dim.a + m * c.m.a;
       const std::int64_t at_b =
@@ -280,7 +286,7 @@ class MatmulStep final : public CompiledStep {
       mine.n.first = n;
       for (std::int64_t k = 0; k < p.k_points; ++k) {
         const bool accumulate = contract_.accumulate || k > 0;
-        calls_[static_cast<std::size_t>(worker * 8 + edge * 2 + accumulate)]->run(
+        calls_[call_index(worker, edge, accumulate)]->run(
             a + (at_a + offset_at(c.k_outer, &MatrixDim::a, k)) * in_bytes_,
             b + (at_b + offset_at(c.k_outer, &MatrixDim::b, k)) * in_bytes_,
             out + at_out * out_bytes_, slice, {mine, p.taps});
@@ -322,6 +328,9 @@ class MatmulStep final : public CompiledStep {
     parallel_for(copier.blocks(), threads(),
                  [&](std::int64_t block, int) { copier.run(from, to, block); });
     return to;
+  }
+  static std::size_t call_index(int worker, int edge, bool accumulate) {
+    return static_cast<std::size_t>((worker * MatmulPlan::edges + edge) * 2 + accumulate);
   }
   std::unique_ptr<MatmulPlan> plan_;
   const Contract& contract_;

@@ -131,15 +131,16 @@ struct TileValues {
   std::int64_t rows() const { return plan.inner_major ? tile.inner : tile.outer; }
   std::int64_t columns() const { return plan.inner_major ? tile.outer : tile.inner; }
   // Returns the offset of the tile in a view, in elements, and adds its layout to `runs`.
-  std::int64_t begin(const Op& op, const Access& access, Runs& runs) const {
+  std::int64_t locate(const Op& op, const Access& access, Runs& runs) const {
     std::int64_t offset = 0;
     const int end = op.outer_access ? plan.outer_dims : plan.dims;
     for (int d = 0; d < end; ++d) offset += tile.at[d] * access.strides[std::size_t(d)];
-    if (op.extent == Extent::one) return offset;
+    if (op.extent == Extent::one) return offset;  // a single element: `runs` stays empty
     auto add = [&](int first, int last) {
       for (int d = first; d < last; ++d) runs.add(tile.size[d], access.strides[std::size_t(d)]);
     };
-    const bool outer = int(op.extent) & 1, inner = !op.outer_access && int(op.extent) & 2;
+    const bool outer = varies_by_outer(op.extent),
+               inner = !op.outer_access && varies_by_inner(op.extent);
     if (plan.inner_major && inner) add(plan.outer_dims, plan.dims);
     if (outer) add(0, plan.outer_dims);
     if (!plan.inner_major && inner) add(plan.outer_dims, plan.dims);
@@ -148,7 +149,7 @@ struct TileValues {
   std::byte* memory_of(const Op& op, int number, Runs& runs) const {
     const Access& access = plan.accesses[std::size_t(number)];
     return run.bases[std::size_t(number)].memory +
-           begin(op, access, runs) * haliax::bytes_of(access.dtype);
+           locate(op, access, runs) * haliax::bytes_of(access.dtype);
   }
   // Lets an op write its result directly to the memory of its store, if that memory is dense.
   void aim(const Op& op, std::int64_t n) { aim(op, op.out, op.into, n); }
@@ -183,7 +184,8 @@ void repeat(std::byte* x, std::int64_t bytes, std::int64_t step, std::int64_t n)
 }
 // Returns the number of elements to compute per row: all elements that a mask leaves visible in
 // some row of the tile, and at least one more. The last computed element represents the hidden
-// ones. Returns 0 if full rows must be computed.
+// ones. Returns 0 if full rows must be computed. For example, given the mask key <= query and a
+// tile of the queries 10 to 13, query 13 sees keys 0 to 13, and 16 elements are computed.
 std::int64_t visible_points_of(const FusedRun& run, const Tile& tile) {
   const FusedPlan& plan = run.plan;
   constexpr std::int64_t unit = 16;
@@ -374,10 +376,11 @@ class TapePlayer {
       if (at >= 0 && at < values.tile.inner) f(row, at);
     }
   }
-  // Applies a binary kernel row by row. An operand has one value per row, one row for all rows,
-  // or a full tile.
+  // Applies a binary kernel row by row. For an operand with one value per row, the kernel is the
+  // variant that reads a single value (Shape), and the operand advances by one value. A full tile
+  // advances by one row. One row for all rows does not advance.
   void map_rows(const Op& op) {
-    std::int64_t step[2];
+    std::int64_t step[2];  // bytes from row to row
     const void* in[4] = {};
     for (int k = 0; k < 2; ++k) {
       in[k] = values.value(op.in[k]);
@@ -430,6 +433,9 @@ class TapePlayer {
       if (out.narrow) values.value(out.value) = values.home_of(std::size_t(out.value));
     return false;
   }
+  // Calls an assembled function once for all elements, or once per row (by_row). After each row,
+  // arrays advance by `step` bytes, which is 0 for a row that all rows share, and scalars that
+  // differ by row are read again.
   void run_assembled(const Op& op, std::int64_t points) {
     using Broadcast = AssembledOps::Broadcast;
     const AssembledOps& ops = values.plan.assembled[std::size_t(op.which)];
@@ -437,7 +443,7 @@ class TapePlayer {
                        n = ops.by_row ? values.columns() : points;
     AssembledCall call;
     call.points = n / 16 * 16;
-    call.rest = (1 << n % 16) - 1;
+    call.rest = (1 << n % 16) - 1;  // mask of the lanes after the last full vector
     const bool narrow = are_16_bit(op, ops, points);
     int arrays = 0, scalars = 0;
     std::int64_t step[most_arrays];
@@ -513,7 +519,7 @@ class TapePlayer {
     const Access& access = values.plan.accesses[std::size_t(op.access)];
     Runs runs;
     const std::int64_t start =
-        values.run.bases[std::size_t(op.access)].start + values.begin(op, access, runs);
+        values.run.bases[std::size_t(op.access)].start + values.locate(op, access, runs);
     runs.each_rows([&](std::int64_t offset, std::int64_t position, RowStrides strides,
                        std::int64_t rows, std::int64_t count) {
       char* reg = static_cast<char*>(values.value(op.out)) + position * cpu::bytes_of(op.lane);

@@ -29,6 +29,8 @@ constexpr Extent operator|(Extent a, Extent b) {
 constexpr std::int64_t points_of(Extent e, std::int64_t outer, std::int64_t inner) {
   return ((static_cast<int>(e) & 1) ? outer : 1) * ((static_cast<int>(e) & 2) ? inner : 1);
 }
+constexpr bool varies_by_outer(Extent e) { return static_cast<int>(e) & 1; }
+constexpr bool varies_by_inner(Extent e) { return static_cast<int>(e) & 2; }
 
 // A view or an iota, with its dims in iteration order.
 struct Access {

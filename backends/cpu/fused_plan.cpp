@@ -16,6 +16,8 @@ using program::Instr;
 
 // bytes of registers for tiles of several rows: well within the second-level cache
 constexpr std::int64_t rows_bytes = 160 * 1024;
+// elements of the inputs of an outer box that stay in the second-level cache
+constexpr std::int64_t most_in_cache = 1 << 16;
 // minimum number of columns for which a map runs row by row
 constexpr std::int64_t min_columns = 64;
 
@@ -167,22 +169,27 @@ class InstrEmitter {
     const LaneType from = lane_type_of(in.code == Code::select ? in.dtype : first);
     me.value = tapes_.map(tape, code, me.extent, from, in.dtype, args);
   }
+  // Returns the operands of a map, each in the form that the kernel reads:
+  // - by row: the kernel runs once per row. An operand has one value per row, one row for all rows,
+  //   or a tile.
+  // - scalar: one of two operands is one value, which the kernel broadcasts.
+  // - otherwise: each operand is broadcast to the extent of the map (`filled`).
   MapOperands operands_of(int i, int tape) {
     const InstrFacts& me = step_.info(i);
     const auto operands = program::operands(step_.instr(i));
     MapOperands args;
     args.n = static_cast<int>(operands.size());
-    int single = 0;  // operands of one value
-    bool is_partial = false;
+    int scalars = 0;  // operands of one value
+    bool is_any_smaller = false;
     for (int a : operands) {
-      single += step_.info(a).extent == Extent::one;
-      is_partial |= tapes_.points(step_.info(a).extent) < tapes_.points(me.extent);
+      scalars += step_.info(a).extent == Extent::one;
+      is_any_smaller |= tapes_.points(step_.info(a).extent) < tapes_.points(me.extent);
     }
     // Rows that are long enough run one by one, so that values per row need not be expanded.
     const std::int64_t columns = plan_.inner_major ? plan_.outer_box : plan_.inner_box;
-    args.by_row = args.n == 2 && me.extent == Extent::full && is_partial &&
-                  columns >= min_columns && single == 0;
-    const bool takes_scalar = args.n == 2 && me.extent != Extent::one && single < 2;
+    args.by_row = args.n == 2 && me.extent == Extent::full && is_any_smaller &&
+                  columns >= min_columns && scalars == 0;
+    const bool takes_scalar = args.n == 2 && me.extent != Extent::one && scalars < 2;
     for (std::size_t k = 0; k < operands.size(); ++k) {
       const InstrFacts& operand = step_.info(operands[k]);
       if (args.by_row) args.extents[k] = operand.extent;
@@ -373,28 +380,32 @@ class TapeEmitter {
 // If a step in the lanes layout reads a single array and only reduces it, its tiles are read in
 // place, without a copy to registers.
 void mark_only_reduced(FusedPlan& plan) {
-  std::vector<bool> other(plan.values.size(), false);
+  // per value: an op other than a reduction reads it
+  std::vector<bool> read_otherwise(plan.values.size(), false);
   std::vector<const Op*> loads;
   for (const Tape& tape : plan.inner)
     for (const Op& op : tape) {
       if (op.kind == Op::load) loads.push_back(&op);
       if (op.kind == Op::reduce) continue;
       for (int v : op.in)
-        if (v >= 0) other[static_cast<std::size_t>(v)] = true;
+        if (v >= 0) read_otherwise[static_cast<std::size_t>(v)] = true;
     }
-  if (loads.size() != 1 || other[static_cast<std::size_t>(loads[0]->out)]) return;
+  if (loads.size() != 1 || read_otherwise[static_cast<std::size_t>(loads[0]->out)]) return;
   Access& access = plan.accesses[static_cast<std::size_t>(loads[0]->access)];
   access.only_reduced =
       access.direct && !loads[0]->outer_access && loads[0]->extent == Extent::full;
 }
 
-FusedPlan plan_with(const Fused& fused, const Context* context, const TileLimits& limits) {
+// Returns the plan of a step within these limits on tiles. The last stages depend on their order:
+// mark_only_reduced and assemble read the tapes as emitted, store_in_place and assemble_bf16 change
+// them, and place_registers allocates the values that remain.
+FusedPlan plan_within(const Fused& fused, const Context* context, const TileLimits& limits) {
   AnalyzedStep step = analyze(fused);
   FusedPlan plan;
   choose_tiles(step, plan, limits);
   find_masks(step, plan);
   classify(step, plan);
-  plan.stays_in_cache = plan.levels > 1 && plan.inner_points * plan.outer_box <= 1 << 16;
+  plan.stays_in_cache = plan.levels > 1 && plan.inner_points * plan.outer_box <= most_in_cache;
   TapeEmitter(step, plan, context).run();
   if (plan.inner_major) mark_only_reduced(plan);
   if (context) assemble(plan);
@@ -413,14 +424,14 @@ FusedPlan plan_fused(const Fused& step, const Context* context) {
     throw Error("[fused] more outer dimensions than dimensions");
   // few registers: all of them fit into L1
   const std::int64_t tile = fused.code.size() <= 10 ? 4096 : 1024;
-  FusedPlan plan = plan_with(fused, context, {tile, true, true});
-  if (plan.register_bytes > rows_bytes) plan = plan_with(fused, context, {tile, false, true});
+  FusedPlan plan = plan_within(fused, context, {tile, true, true});
+  if (plan.register_bytes > rows_bytes) plan = plan_within(fused, context, {tile, false, true});
   auto fits = [&] {
     return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <=
            workspace_bytes;
   };
   for (std::int64_t smaller = 1024; !fits() && smaller >= 1; smaller /= 2)
-    plan = plan_with(fused, context, {smaller, false, false});
+    plan = plan_within(fused, context, {smaller, false, false});
   if (!fits()) throw Error("[fused] too many values are live at once");
   return plan;
 }

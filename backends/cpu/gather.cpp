@@ -191,7 +191,9 @@ class PickedLines {
                      std::int64_t n) { f(here, there, ids_.run(0, id_at[0], dim_.back()), n); });
   }
   // Calls f(here, there, id_at, start, n) for the segments of lines. The ids of array k of a
-  // segment start at element id_at[k], and its positions along the line at `start`.
+  // segment start at element id_at[k], and its positions along the line at `start`. `here` is the
+  // offset at `start`; `there` excludes the position along the line, which the offsets of `resolve`
+  // include.
   template <class F>
   void each_segment(std::int64_t first, std::int64_t last, const F& f, PartOfDim part = {}) const {
     const std::size_t line = sizes_.size() - 1;
@@ -204,9 +206,9 @@ class PickedLines {
       begin[part.dim] = part.first;
       end[part.dim] = part.last;
     }
-    std::int64_t rest = first;
-    for (std::size_t d = line + 1; d-- > 0; rest /= end[d] - begin[d])
-      at[d] = begin[d] + rest % (end[d] - begin[d]);
+    std::int64_t row = first;
+    for (std::size_t d = line + 1; d-- > 0; row /= end[d] - begin[d])
+      at[d] = begin[d] + row % (end[d] - begin[d]);
     while (first < last) {
       const std::int64_t start = at[line],
                          n = std::min({end[line] - start, last - first, std::int64_t(kSegment)});
@@ -220,7 +222,7 @@ class PickedLines {
         for (std::size_t d = 0; d <= line; ++d) id_at[k] += at[d] * ids_.stride(k, dim_[d]);
       }
       f(here, there, id_at, start, n);
-      first += n;
+      first += n;  // advances, with a carry into the outer dims
       at[line] += n;
       for (std::size_t d = line; d > 0 && at[d] == end[d]; --d) {
         at[d] = begin[d];

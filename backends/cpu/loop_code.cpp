@@ -130,6 +130,9 @@ class StepsCode final : public StepsFunction, NestCode {
     emit_steps(step.body);
     L(skip);
   }
+  // Emits the call run_step(call, frame). If the step raises, jumps to the exit with 1 in eax, and
+  // `run` rethrows the error. The upper halves of the vector registers are cleared first, because
+  // compiled code may use SSE instructions. No value is in a vector register between steps.
   void emit_call(const Step& step) {
     calls_.push_back(std::make_unique<Call>(Call{this, compile_(step, context_)}));
     vzeroupper();

@@ -14,7 +14,7 @@ enum TapeId : int { constant_tape = -3, prologue_tape = -2, outer_tape = -1 };
 struct MapOperands {
   int n = 0;
   int values[4] = {-1, -1, -1, -1};
-  bool scalar[4] = {};  // one value for all elements
+  bool scalar[4] = {};  // one value for all elements; with by_row: one value per row
   bool by_row = false;  // the map runs row by row; two operands, of these extents
   Extent extents[2] = {Extent::full, Extent::full};
 };

@@ -40,7 +40,8 @@ class Meeting {
     void* const* x = nullptr;
     void* const* out = nullptr;
   };
-  explicit Meeting(int n) : given(std::size_t(n)), at_(std::size_t(n)), left_(std::size_t(n)) {}
+  explicit Meeting(int n)
+      : given(std::size_t(n)), waits_in_(std::size_t(n)), finished_(std::size_t(n)) {}
   std::vector<Arrival> given;  // by device
 
   // The devices of a collective.
@@ -65,14 +66,14 @@ class Meeting {
   void arrive(Group& g, int device) {
     std::unique_lock hold(lock_);
     for (int d : g.devices)
-      if (left_[std::size_t(d)]) fail_all("another device finished without this collective");
-    if (!why_.empty()) fail_here();
-    at_[std::size_t(device)] = &g;
+      if (finished_[std::size_t(d)]) fail_all("another device finished without this collective");
+    if (!error_.empty()) throw_error();
+    waits_in_[std::size_t(device)] = &g;
     if (is_last(g)) return end_round(g, hold);
-    raise_if_deadlocked();
+    fail_if_deadlocked();
     auto mine = g.round;
-    g.round_done.wait(hold, [&] { return g.round != mine || !why_.empty(); });
-    if (g.round == mine) fail_here();
+    g.round_done.wait(hold, [&] { return g.round != mine || !error_.empty(); });
+    if (g.round == mine) throw_error();
   }
   // Waits a second time, so that no device releases its arrays while another still reads them.
   // Every device that has arrived must call it.
@@ -89,8 +90,8 @@ class Meeting {
   // Marks a device as finished: it runs no more collectives.
   void leave(int device) {
     std::lock_guard hold(lock_);
-    left_[std::size_t(device)] = true;
-    for (auto* g : at_)
+    finished_[std::size_t(device)] = true;
+    for (auto* g : waits_in_)
       if (g && g->has(device))
         fail_all("another device finished while this device waits in a collective");
   }
@@ -101,33 +102,34 @@ class Meeting {
     if (++g.waiting < g.devices.size()) return false;
     g.waiting = 0;
     ++g.round;
-    for (int d : g.devices) at_[std::size_t(d)] = nullptr;
+    for (int d : g.devices) waits_in_[std::size_t(d)] = nullptr;
     return true;
   }
   void end_round(Group& g, std::unique_lock<std::mutex>& hold) {
     hold.unlock();  // before the notification, since the woken threads need it
     g.round_done.notify_all();
   }
-  // Raises if every device waits, or has finished, and some device waits for one that waits in
-  // another group. Such devices would wait forever.
-  void raise_if_deadlocked() {
-    for (std::size_t d = 0; d < at_.size(); ++d)
-      if (!at_[d] && !left_[d]) return;
-    for (std::size_t d = 0; d < at_.size(); ++d)
-      for (int other : at_[d] ? at_[d]->devices : std::vector<int>())
-        if (auto* there = at_[std::size_t(other)]; there && there != at_[d])
+  // Fails the mesh, so that `arrive` raises, if no device runs and some device waits for one that
+  // waits in another group: no group can complete. For example, on a 2 x 2 mesh, devices 0, 1, 3
+  // and 2 wait in the groups {0, 1}, {1, 3}, {2, 3} and {0, 2}.
+  void fail_if_deadlocked() {
+    for (std::size_t d = 0; d < waits_in_.size(); ++d)
+      if (!waits_in_[d] && !finished_[d]) return;
+    for (std::size_t d = 0; d < waits_in_.size(); ++d)
+      for (int other : waits_in_[d] ? waits_in_[d]->devices : std::vector<int>())
+        if (auto* there = waits_in_[std::size_t(other)]; there && there != waits_in_[d])
           return fail_all(fmt::format("device {} makes a different call than device {}", other, d));
   }
   void fail_all(const std::string& why) {
-    if (why_.empty()) why_ = why;
+    if (error_.empty()) error_ = why;
     for (auto& [devices, g] : groups_) g.round_done.notify_all();
   }
-  [[noreturn]] void fail_here() const { throw RemoteError("[mesh] " + why_); }
+  [[noreturn]] void throw_error() const { throw RemoteError("[mesh] " + error_); }
   std::mutex lock_;
   std::map<std::vector<int>, Group> groups_;
-  std::vector<Group*> at_;  // per device: the group in which it waits, or null
-  std::vector<char> left_;
-  std::string why_;
+  std::vector<Group*> waits_in_;  // per device: the group in which it waits, or null
+  std::vector<char> finished_;
+  std::string error_;
 };
 
 class ThreadCommunicator final : public program::Communicator {

@@ -123,31 +123,32 @@ class PatchBlocks {
   // Returns the address of elements [at, at + n): in place if they are contiguous, else of a packed
   // copy. `filled` packs the current values.
   std::byte* place(std::int64_t at, std::int64_t n, bool filled) {
-    now_ = patch_;
-    now_.from += at;
-    now_.count = n;
-    packed_ = n > left(at);
-    if (!packed_) {
-      each_stretch(now_, [&](std::byte* where, std::int64_t) { current_ = where; });
-      return current_;
+    block_ = patch_;
+    block_.from += at;
+    block_.count = n;
+    is_packed_ = n > left(at);
+    if (!is_packed_) {
+      std::byte* address = nullptr;
+      each_stretch(block_, [&](std::byte* where, std::int64_t) { address = where; });
+      return address;
     }
-    if (!room_)
-      room_ =
+    if (!packed_copy_)
+      packed_copy_ =
           std::make_unique_for_overwrite<std::byte[]>(std::size_t(kBlock * bytes_of(patch_.dtype)));
-    if (filled) pack({now_}, room_.get());
-    return room_.get();
+    if (filled) pack({block_}, packed_copy_.get());
+    return packed_copy_.get();
   }
   void put_back() const {
-    if (packed_) unpack(room_.get(), {now_});
+    if (is_packed_) unpack(packed_copy_.get(), {block_});
   }
+  // in elements: the shortest run that is accessed in place, and the largest block that is packed
   static constexpr std::int64_t kShort = 128, kBlock = 2048;
 
  private:
-  Patch patch_, now_;
+  Patch patch_, block_;
   std::int64_t run_;
-  bool packed_ = false;
-  std::byte* current_ = nullptr;
-  std::unique_ptr<std::byte[]> room_;
+  bool is_packed_ = false;
+  std::unique_ptr<std::byte[]> packed_copy_;
 };
 
 }  // namespace
@@ -160,11 +161,11 @@ void each_block(const Patch& out, const Patches& parts, const OnBlock& f) {
   std::int64_t n = 0;
   for (std::int64_t at = 0; at < out.count; at += n) {
     n = out.count - at;
-    auto limit = [&](const PatchBlocks& b) {
+    auto end_block_before = [&](const PatchBlocks& b) {
       n = std::min(n, b.in_long_pieces() ? b.left(at) : PatchBlocks::kBlock);
     };
-    limit(to);
-    for (auto& b : from) limit(b);
+    end_block_before(to);
+    for (auto& b : from) end_block_before(b);
     for (std::size_t k = 0; k < from.size(); ++k) places[k] = from[k].place(at, n, true);
     f(to.place(at, n, false), places, n);
     to.put_back();

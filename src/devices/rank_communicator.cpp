@@ -316,6 +316,7 @@ class RankCommunicator::Queue {
     std::vector<void*> out;
   };
   explicit Queue(RankCommunicator& c) : thread_([this, &c] { serve(c); }) {}
+  // Runs the calls that are still queued, then ends the thread.
   ~Queue() {
     {
       std::lock_guard hold(lock_);

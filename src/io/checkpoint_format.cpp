@@ -21,10 +21,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr const char* kFormatName = "haliax checkpoint 1";
-constexpr std::size_t kSumDigits = 16;
+constexpr std::size_t kChecksumDigits = 16;
 
-std::string sum_text(std::uint64_t sum) { return fmt::format("{:016x}", sum); }
-std::uint64_t sum_in(std::string_view digits) {
+std::string checksum_text(std::uint64_t sum) { return fmt::format("{:016x}", sum); }
+std::uint64_t checksum_of(std::string_view digits) {
   std::uint64_t sum = 0;
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), sum, 16);
   if (error != std::errc() || end != digits.data() + digits.size())
@@ -41,13 +41,13 @@ Json json_of(const SavedArray& a) {
   for (auto& axis : a.axes) out["axes"].push_back({axis.name.text(), axis.size});
   out["blocks"] = Json::array();
   for (auto& b : a.blocks) {
-    std::string sums;
-    for (auto s : b.checksums) sums += sum_text(s);
+    std::string checksums;
+    for (auto s : b.checksums) checksums += checksum_text(s);
     out["blocks"].push_back({{"file", b.file},
                              {"begin", b.begin},
                              {"start", b.part.start},
                              {"sizes", b.part.sizes},
-                             {"xxh64", sums}});
+                             {"xxh64", checksums}});
   }
   return out;
 }
@@ -62,7 +62,7 @@ Json json_of(const Manifest& m) {
     out["files"].push_back({{"name", f.name},
                             {"bytes", f.bytes},
                             {"head_bytes", f.head_bytes},
-                            {"head_xxh64", sum_text(f.head_checksum)}});
+                            {"head_xxh64", checksum_text(f.head_checksum)}});
   out["arrays"] = Json::array();
   for (auto& a : m.arrays) out["arrays"].push_back(json_of(a));
   return out;
@@ -74,7 +74,7 @@ SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
   b.begin = j.at("begin").get<std::int64_t>();
   b.part.start = j.at("start").get<program::Dims>();
   b.part.sizes = j.at("sizes").get<program::Dims>();
-  std::string sums = j.at("xxh64");
+  std::string checksums = j.at("xxh64");
   bool inside = b.part.start.size() == a.axes.size() && b.part.sizes.size() == a.axes.size();
   for (std::size_t d = 0; inside && d < a.axes.size(); ++d)
     inside = b.part.start[d] >= 0 && b.part.sizes[d] >= 0 && b.part.sizes[d] <= a.axes[d].size &&
@@ -84,11 +84,11 @@ SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
   if (b.file >= m.files.size() || b.begin < m.files[b.file].head_bytes ||
       bytes > m.files[b.file].bytes - b.begin)
     throw CorruptCheckpoint(a.name + " has a block outside of its file");
-  if (std::int64_t(sums.size()) !=
-      (bytes + kPieceBytes - 1) / kPieceBytes * std::int64_t(kSumDigits))
+  if (std::int64_t(checksums.size()) !=
+      (bytes + kPieceBytes - 1) / kPieceBytes * std::int64_t(kChecksumDigits))
     throw CorruptCheckpoint(a.name + " has a block with a wrong number of checksums");
-  for (std::string_view left = sums; !left.empty(); left.remove_prefix(kSumDigits))
-    b.checksums.push_back(sum_in(left.substr(0, kSumDigits)));
+  for (std::string_view left = checksums; !left.empty(); left.remove_prefix(kChecksumDigits))
+    b.checksums.push_back(checksum_of(left.substr(0, kChecksumDigits)));
   return b;
 }
 SavedArray array_in(const Json& j, const Manifest& m, Complete complete) {
@@ -127,7 +127,7 @@ Manifest manifest_of(const Json& j, Complete complete) {
     m.numbers.emplace_back(n.at(0).get<std::string>(), n.at(1).get<std::int64_t>());
   for (auto& f : j.at("files")) {
     SavedFile file{f.at("name"), f.at("bytes"), f.at("head_bytes"),
-                   sum_in(f.at("head_xxh64").get<std::string>())};
+                   checksum_of(f.at("head_xxh64").get<std::string>())};
     if (file.name.empty() || file.name.find('/') != file.name.npos || file.head_bytes < 0 ||
         file.head_bytes > file.bytes)
       throw CorruptCheckpoint("has an invalid file entry");
@@ -140,7 +140,7 @@ Manifest manifest_of(const Json& j, Complete complete) {
 std::string signed_text(const Json& checkpoint) {
   const std::string text = checkpoint.dump();
   return fmt::format("{{\"checkpoint\":{},\"xxh64\":\"{}\"}}\n", text,
-                     sum_text(xxh64(std::as_bytes(std::span(text)))));
+                     checksum_text(xxh64(std::as_bytes(std::span(text)))));
 }
 
 }  // namespace

@@ -132,13 +132,14 @@ struct CheckpointReader::Source {
   std::int64_t there = -1;  // index of the piece in `piece`; -1: none
   std::vector<std::byte> piece = {};
 
+  // Reads piece k of the block, and compares it with its checksum.
   void fetch(std::int64_t k, std::byte* to, std::int64_t size) {
     const auto from = block.begin + k * kPieceBytes;
     try {
       file->read_at(from, to, size);
-    } catch (const Error& e) {
+    } catch (const Error& e) {  // the disk lost the data
       throw CorruptCheckpoint(without_op(e.what()));
-    }  // the disk lost the data
+    }
     reader.bytes_read_ += size;
     if (xxh64({to, std::size_t(size)}) == block.checksums[std::size_t(k)]) return;
     throw CorruptCheckpoint(
@@ -180,15 +181,18 @@ class ByteRuns {
     if (both.size() == 0) return;
     const auto from = program::row_major(block.sizes), to = program::row_major(part.part.sizes);
     bytes_ = width;
-    bool joined = true;  // the last dims while both cover them fully, and one more
+    // A run covers the last dims, up to and including the first one that the block or the part does
+    // not have in full. For example, rows 2-3 of a block (8, 4) are one run of 8 elements, and
+    // columns 0-1 of it are 8 runs of 2 elements.
+    bool is_in_run = true;
     for (auto d = both.sizes.size(); d-- > 0;) {
       from_ += (both.start[d] - block.start[d]) * from[d] * width;
       to_ += (both.start[d] - part.part.start[d]) * to[d] * width;
-      if (joined)
+      if (is_in_run)
         bytes_ *= both.sizes[d];
       else
         outer_.push_back({both.sizes[d], from[d] * width, to[d] * width, 0});
-      joined &= both.sizes[d] == block.sizes[d] && both.sizes[d] == part.part.sizes[d];
+      is_in_run &= both.sizes[d] == block.sizes[d] && both.sizes[d] == part.part.sizes[d];
     }
   }
   bool done() const { return bytes_ == 0; }
@@ -211,9 +215,9 @@ class ByteRuns {
   struct Dim {
     std::int64_t size, from, to, index;
   };
-  std::vector<Dim> outer_;  // fastest first
+  std::vector<Dim> outer_;  // dims over which runs repeat, fastest first
   std::byte* data_;
-  std::int64_t from_ = 0, to_ = 0, bytes_ = 0;
+  std::int64_t from_ = 0, to_ = 0, bytes_ = 0;  // the current run; 0 bytes: done
 };
 
 }  // namespace

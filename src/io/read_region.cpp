@@ -67,12 +67,16 @@ class RegionReader {
     for (auto k = d + 1; k < dims_.size(); ++k) n += (dims_[k].size - 1) * pitch_[k];
     return n;
   }
+  // Returns true if less than a quarter of the span is used, and rows are long enough to be read
+  // one by one.
   bool is_sparse(std::size_t d, std::int64_t count) const {
     std::int64_t used = count;
     for (auto k = d + 1; k < dims_.size(); ++k) used *= dims_[k].size;
     return used * 4 < span(d, count) && dims_.back().size * width() >= kShortRow;
   }
-  // Reads `count` positions of dim d and all of the dims after it.
+  // Reads `count` positions of dim d and all of the dims after it: directly, if they are contiguous
+  // in both places; as one piece of the file, if it has at most kPiece bytes and is not sparse;
+  // else split along dim d into pieces, or into positions.
   void read_dims(std::size_t d, std::int64_t first, std::int64_t count, std::byte* result) {
     const bool last = d + 1 == dims_.size();
     const bool same = tensor_.dtype == dtype_ && dtype_ != DType::boolean;
@@ -80,11 +84,11 @@ class RegionReader {
       return source_.read(tensor_, first * width(), result, count * width());
     if (span(d, count) * width() <= kPiece && (last || in_memory_ || !is_sparse(d, count)))
       return read_piece(d, first, count, result);
-    auto most = std::int64_t(1);
+    auto per_piece = std::int64_t(1);
     if (const auto inner = span(d, 1) * width(); inner <= kPiece)
-      most += (kPiece - inner) / (pitch_[d] * width());
+      per_piece += (kPiece - inner) / (pitch_[d] * width());
     for (std::int64_t i = 0; i < count;) {
-      const auto n = std::min(most, count - i);
+      const auto n = std::min(per_piece, count - i);
       auto* part = result + i * dims_[d].stride * result_width();
       const auto begin = first + i * pitch_[d];
       if (last || (span(d, n) * width() <= kPiece && (in_memory_ || !is_sparse(d, n)))) {

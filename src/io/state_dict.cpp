@@ -83,7 +83,7 @@ void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t ro
   named(
       field, [](StateWalk& w, void* array) { w.add(*static_cast<NamedArray*>(array)); }, &a);
   if (!flatten) return;
-  auto& stored = entries.back().shape;
+  auto& stored = entries.back().shape;  // `add` has appended the entry of this array
   auto split = stored.begin() + std::ptrdiff_t(std::min(row_axes, stored.size()));
   Sizes shape{program::points({split, stored.end()})};
   if (row_axes > 0) shape.insert(shape.begin(), program::points({stored.begin(), split}));

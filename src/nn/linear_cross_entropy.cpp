@@ -43,7 +43,8 @@ Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis
 // ---- arguments and their checks ----
 
 struct Problem : LossProblem {
-  // Raises unless all axes are axes of the tokens, in the same sizes.
+  // Raises unless each of these axes is allowed, with the same size. `what` names the argument in
+  // the message.
   void expect_tokens(const char* what, const Axes& axes, const Axes& allowed) const {
     for (auto& a : axes) {
       auto* found = find_axis(allowed, a.name);

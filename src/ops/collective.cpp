@@ -96,7 +96,8 @@ std::string collective_fault(const Node& n) {
   std::vector<Axes> in;
   for (auto& x : n.in) in.push_back(x->axes);
   if (w.number < 1) return "the collective has no number";
-  if (w.ranks > 0) return fault_of_ring(w, in);
+  const bool is_ring = w.ranks > 0;
+  if (is_ring) return fault_of_ring(w, in);
   if (w.collective.kind == CollectiveKind::exchange)
     return fault_of_exchange(w.collective, in, w.out);
   if (w.out.size() != in.size() || w.along.size() != in.size() ||

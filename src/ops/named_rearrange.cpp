@@ -147,7 +147,8 @@ class Rearrangement {
   };
 
   // Returns a name for an axis that replaces the axes `old`: the name of the label, or a temporary
-  // name while another axis has this name.
+  // name while another axis has this name, which `run` renames at the end. For example,
+  // "a b -> (b: a) (a: b)" first calls the new axis "(b)", since b still exists.
   Name fresh(const std::string& label, const Names& old) {
     auto* b = bindings_.find(label);
     Name requested = b ? b->name : Name(label), name = requested;

@@ -63,6 +63,8 @@ Along gather_along(const Node& n, std::size_t k, Name a) {
   if (has(n.axes, a)) return {Way::full, {}};
   return {Way::pick, a, n.dtype == DType::boolean ? Monoid::max : Monoid::sum};
 }
+// Returns the monoid that combines updates; for `set`, of values that are 0 in all blocks but one.
+// The sum of booleans is a logical or, hence max.
 Monoid monoid_of(const Node& scatter) {
   switch (ScatterAttr::of(scatter).update) {
     case Update::mul:
@@ -71,9 +73,11 @@ Monoid monoid_of(const Node& scatter) {
       return Monoid::min;
     case Update::max:
       return Monoid::max;
-    default:
-      return scatter.dtype == DType::boolean ? Monoid::max : Monoid::sum;
+    case Update::add:
+    case Update::set:
+      break;
   }
+  return scatter.dtype == DType::boolean ? Monoid::max : Monoid::sum;
 }
 Along scatter_along(const Node& n, std::size_t k, Name a) {
   bool indexed = has(indexed_axes(n), a), clashes = indexed && has(n.in[1]->axes, a);

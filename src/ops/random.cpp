@@ -110,17 +110,18 @@ NodePtr unit(const Key& k, const Axes& axes, DType d) {
   auto in_one_two = (mantissa >> f.shift) | NamedArray(prim::integer(f.one, f.stored));
   return prim::sub(prim::bitcast(in_one_two.node(), d), prim::number(1, d));
 }
-// Returns a bound as a node that broadcasts to the draw.
-NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
+// Returns a parameter of a distribution (a bound, a scale, a probability) as a node that broadcasts
+// to the draw.
+NodePtr parameter(const char* op, Arr a, DType d, const Axes& axes) {
   if (a.is_number()) return prim::number(a.number(), d);
-  node_of(op, a);
+  node_of(op, a);  // raises if it is an empty array
   for (auto& b : a.axes()) {
     auto* mine = find_axis(axes, b.name);
     if (!mine)
-      fail(op, fmt::format("a bound has axis {}, which is not in {}{}", b.name, to_string(axes),
+      fail(op, fmt::format("a parameter has axis {}, which is not in {}{}", b.name, to_string(axes),
                            did_you_mean(b.name, axes)));
     if (mine->size != b.size)
-      fail(op, fmt::format("axis {} has size {} in a bound, but {} in the draw", b.name, b.size,
+      fail(op, fmt::format("axis {} has size {} in a parameter, but {} in the draw", b.name, b.size,
                            mine->size));
   }
   return prim::cast(a.node(), d);
@@ -265,8 +266,9 @@ NamedArray uniform(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
                    SourceLocation at) {
   constexpr auto op = "random.uniform";
   Draw here(op, k, spec, at, d);
-  return drawn(between(unit(k, spec, d), bound(op, minval, d, spec), bound(op, maxval, d, spec)),
-               spec);
+  return drawn(
+      between(unit(k, spec, d), parameter(op, minval, d, spec), parameter(op, maxval, d, spec)),
+      spec);
 }
 NamedArray normal(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
   Draw here("random.normal", k, spec, at, d);
@@ -278,7 +280,7 @@ NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr u
                             SourceLocation at) {
   constexpr auto op = "random.truncated_normal";
   Draw here(op, k, spec, at, d);
-  auto low = bound(op, lower, d, spec), high = bound(op, upper, d, spec);
+  auto low = parameter(op, lower, d, spec), high = parameter(op, upper, d, spec);
   auto below = [&](G b) {  // probability below the bound, up to the affine map of erf
     if (prim::is_number(b)) return prim::number(std::erf(real_of(*b) * std::sqrt(0.5)), d);
     return prim::map(prim::kErf, {prim::scale(b, std::sqrt(0.5))}, d);
@@ -295,7 +297,7 @@ NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation a
   Draw here(op, k, spec, at);
   if (p.is_number() && !(p.number() >= 0 && p.number() <= 1))
     fail(op, fmt::format("p is {}; it must be from 0 to 1", p.number()));
-  return drawn(prim::less(unit(k, spec, DType::f32), bound(op, p, DType::f32, spec)), spec);
+  return drawn(prim::less(unit(k, spec, DType::f32), parameter(op, p, DType::f32, spec)), spec);
 }
 
 // Returns low + r mod span, where r has twice the bits of a word: (high word * 2^W + low word) mod
@@ -329,7 +331,7 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
     }
   } else {
     auto limit = [&](Arr a) {
-      return a.is_number() ? prim::integer(integral(op, a), work) : bound(op, a, work, spec);
+      return a.is_number() ? prim::integer(integral(op, a), work) : parameter(op, a, work, spec);
     };
     low = limit(minval);
     auto high = limit(maxval), one = prim::integer(1, word_type);
@@ -393,15 +395,15 @@ NamedArray pareto(const Key& k, const AxisSpec& spec, Arr b, DType d, SourceLoca
   constexpr auto op = "random.pareto";
   Draw here(op, k, spec, at, d);
   auto e = standard_exponential(k, spec, d);
-  return drawn(prim::exp(prim::div(e, bound(op, b, d, spec))), spec);
+  return drawn(prim::exp(prim::div(e, parameter(op, b, d, spec))), spec);
 }
 NamedArray weibull_min(const Key& k, const AxisSpec& spec, Arr scale, Arr concentration, DType d,
                        SourceLocation at) {
   constexpr auto op = "random.weibull_min";
   Draw here(op, k, spec, at, d);
   auto e = standard_exponential(k, spec, d);
-  auto exponent = prim::reciprocal(bound(op, concentration, d, spec));
-  return drawn(prim::mul(prim::pow(e, exponent), bound(op, scale, d, spec)), spec);
+  auto exponent = prim::reciprocal(parameter(op, concentration, d, spec));
+  return drawn(prim::mul(prim::pow(e, exponent), parameter(op, scale, d, spec)), spec);
 }
 
 // The maximum of logits plus Gumbel noise is at position i with probability softmax(logits)[i].

@@ -31,14 +31,14 @@ std::string element_text(const Buffer& value, DType dtype, std::int64_t at) {
 class Values {
  public:
   Values(const Node& n, const Buffer& value)
-      : axes_(n.axes), value_(value), dtype_(n.dtype), short_(n.size() > threshold) {}
+      : axes_(n.axes), value_(value), dtype_(n.dtype), abbreviates_(n.size() > threshold) {}
   // Returns one line, or indented rows if the line is too long. before: characters in front of the
   // line.
   std::string text(std::size_t before) {
     std::string line;
     write(line, 0, 0, "");
     if (line.size() + before <= width || axes_.empty()) return " " + line;
-    rows_ = true;
+    breaks_lines_ = true;
     longest_ = 0;
     std::string measured, rows;
     // The first pass measures the width of elements, for aligned columns.
@@ -52,9 +52,12 @@ class Values {
   const Axes& axes_;
   const Buffer& value_;
   DType dtype_;
-  bool short_, rows_ = false, aligned_ = false;
+  bool abbreviates_, breaks_lines_ = false, aligned_ = false;
   std::size_t longest_ = 0;
 
+  // Appends the elements below `at`, from `axis` on, and measures the longest element. If the text
+  // has several lines, nested axes start a new line each, and the innermost axis wraps at `width`.
+  // For example, axes (2, 800): [[0, 1, 2, ..., 797, 798, 799], [800, ...]].
   void write(std::string& s, std::size_t axis, std::int64_t at, const std::string& indent) {
     if (axis == axes_.size()) {
       auto text = element_text(value_, dtype_, at);
@@ -68,17 +71,17 @@ class Values {
     auto line = s.size();  // start of this line, for wrapping the innermost axis
     s += "[";
     for (std::int64_t i = 0; i < size; ++i) {
-      if (i && rows_ && !innermost)
+      if (i && breaks_lines_ && !innermost)
         s += ",\n" + indent;
-      else if (i && rows_ && s.size() - line + longest_ > width) {
+      else if (i && breaks_lines_ && s.size() - line + longest_ > width) {
         s += ",\n" + indent;
         line = s.size();
       } else if (i)
         s += ", ";
-      if (short_ && size > 2 * edge && i == edge) {
+      if (abbreviates_ && size > 2 * edge && i == edge) {
         s += "...";
-        s += rows_ && !innermost ? ",\n" + indent : ", ";
-        i = size - edge;
+        s += breaks_lines_ && !innermost ? ",\n" + indent : ", ";
+        i = size - edge;  // skips the middle
       }
       write(s, axis + 1, at + i * inner, indent + " ");
     }

@@ -245,10 +245,10 @@ template <class F>
 static std::string table_of_leaves(const Leaves& leaves, const std::vector<std::string>& paths,
                                    const F& placement_of) {
   std::vector<std::vector<std::string>> rows;
-  double total = 0, mine = 0;
-  auto add = [&](const std::string& path, const std::string& held, const std::string& spec,
+  double total = 0, per_device = 0;
+  auto add = [&](const std::string& path, const std::string& axes, const std::string& spec,
                  double all, double each) {
-    rows.push_back({path, held, spec, fmt::format("{:>10}", bytes_text(all)),
+    rows.push_back({path, axes, spec, fmt::format("{:>10}", bytes_text(all)),
                     fmt::format("{:>10} a device", bytes_text(each))});
   };
   for (std::size_t k = 0; k < leaves.size(); ++k) {
@@ -264,12 +264,13 @@ static std::string table_of_leaves(const Leaves& leaves, const std::vector<std::
     auto bytes = [&](const Axes& of) {
       return double(axis_size(of)) * bytes_of(leaves[k].dtype());
     };
+    // device 0 has the largest block
     auto all = bytes(axes), each = bytes(local_axes(axes, sharding, mesh, 0));
     add(paths[k], to_string(axes), spec.empty() ? "replicated" : spec, all, each);
     total += all;
-    mine += each;
+    per_device += each;
   }
-  add("all", "", "", total, mine);
+  add("all", "", "", total, per_device);
   return table(rows);
 }
 std::string sharding_table(const Leaves& leaves, const std::vector<std::string>& paths,

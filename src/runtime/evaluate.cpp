@@ -46,8 +46,8 @@ class Claim {
   Claim() = default;
   void take(const Nodes& requested) {
     auto& r = Running::now();
-    mine.reserve(requested.size());
-    entered_.reserve(requested.size());
+    to_compute.reserve(requested.size());
+    claimed_.reserve(requested.size());
     std::unordered_set<const Node*> taken;
     taken.reserve(requested.size());
     std::unique_lock hold(r.lock);
@@ -56,14 +56,14 @@ class Claim {
       for (auto& n : requested) {
         if (!n || n->value || taken.count(n.get())) continue;
         bool is_new = r.claims(*n);
-        if (is_new) entered_.push_back(n);
+        if (is_new) claimed_.push_back(n);
         if (is_new || computing > 0) {
           taken.insert(n.get());
-          mine.push_back(n);
+          to_compute.push_back(n);
         } else
           others = true;
       }
-      if (!mine.empty() || !others) return;
+      if (!to_compute.empty() || !others) return;
       r.changed.wait(hold);
     }
   }
@@ -71,32 +71,32 @@ class Claim {
     auto& r = Running::now();
     {
       std::lock_guard hold(r.lock);
-      for (auto& n : entered_) n->claimed = 0;
+      for (auto& n : claimed_) n->claimed = 0;
     }
-    if (!entered_.empty()) r.changed.notify_all();
+    if (!claimed_.empty()) r.changed.notify_all();
   }
   Claim(const Claim&) = delete;
   // Claims additional nodes that this thread computes as intermediates. Other threads that need
   // them wait.
-  Nodes also(const Nodes& more) {
+  Nodes claim_more(const Nodes& more) {
     if (more.empty()) return {};
     auto& r = Running::now();
     Nodes out;
     out.reserve(more.size());
-    entered_.reserve(entered_.size() + more.size());
+    claimed_.reserve(claimed_.size() + more.size());
     std::lock_guard hold(r.lock);
     for (auto& n : more)
       if (!n->value && r.claims(*n)) {
-        entered_.push_back(n);
+        claimed_.push_back(n);
         out.push_back(n);
       }
 
     return out;
   }
-  Nodes mine;
+  Nodes to_compute;
 
  private:
-  Nodes entered_;
+  Nodes claimed_;
 };
 
 bool has_value(const Node& n) { return bool(n.value); }
@@ -115,7 +115,7 @@ void compute(Claim& claim) {
   // A node drops its operands after the evaluation, unless a trace is in progress: a gradient may
   // still be computed with respect to a node below.
   const bool forgets = context().tracing == 0;
-  Nodes roots = claim.mine;
+  Nodes roots = claim.to_compute;
   EagerCache cache;
   GraphKey words;
   {
@@ -123,7 +123,7 @@ void compute(Claim& claim) {
     const auto all = nodes_below(roots, has_value);
     require_values(roots, all);
     cache = choose_eager_cache(roots, all);
-    append(roots, claim.also(cache.extra_results));
+    append(roots, claim.claim_more(cache.extra_results));
     words = graph_key_of(roots, all);
   }
   std::vector<BufferPtr> created;
@@ -133,8 +133,8 @@ void compute(Claim& claim) {
   } catch (const VerifyError&) {
     throw;
   } catch (const Error&) {
-    if (began || roots.size() == claim.mine.size()) throw;
-    roots = claim.mine;  // there may be enough memory for these alone
+    if (began || roots.size() == claim.to_compute.size()) throw;
+    roots = claim.to_compute;  // there may be enough memory for these alone
     created = results_of(roots, graph_key_of(roots), began);
   }
   DetachedInputs recipes;  // freed after the graph lock is released
@@ -153,11 +153,13 @@ void compute(Claim& claim) {
 void evaluate(const Nodes& requested) {
   if (std::all_of(requested.begin(), requested.end(), [](auto& n) { return !n || n->value; }))
     return;
-  OutsideGraph outside;
+  OutsideGraph outside;  // `compute` takes the write lock, which must not nest in a read lock
+  // Each round computes the nodes that no other thread has claimed, or waits for the threads that
+  // have claimed them. Ends when all nodes have values.
   for (;;) {
     Claim claim;
     claim.take(requested);
-    if (claim.mine.empty()) return;
+    if (claim.to_compute.empty()) return;
     compute(claim);
   }
 }

@@ -135,20 +135,30 @@ class ScoresOfLevel {
     return budget || f32_bytes(n) > of->queries->bytes() + of->keys->bytes();
   }
   // Returns the nodes of the region around the scores, along an axis of the queries. Empty if the
-  // scores cannot be tiled this way; then `why` is set if they are weighed at all. `by_key`:
-  // contracted operands that differ by key mix the heads of the scores; they are not the values.
-  Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why,
-             bool by_key = false) const {
+  // scores cannot be tiled this way; then `why` is set if they are weighed at all.
+  //
+  // A contraction whose other operand differs by key is ambiguous. For example, dot(s[q, k, h],
+  // x[k, h, d], "h") multiplies the scores with values, or it mixes heads by a matrix per key. Both
+  // are tried, in this order.
+  Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys,
+             std::string& why) const {
+    bool is_ambiguous = false;
+    auto inside = region_if(scores, of, queries, keys, why, false, is_ambiguous);
+    if (!inside.empty() || !is_ambiguous) return inside;
+    return region_if(scores, of, queries, keys, why, true, is_ambiguous);
+  }
+  // The same. mixes_by_key: ambiguous contractions mix heads. Sets is_ambiguous if there is one.
+  Set region_if(const Node& scores, const Sides& of, Name queries, const Axes& keys,
+                std::string& why, bool mixes_by_key, bool& is_ambiguous) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     // all_scores: one value per query and key. after: all nodes that depend on them. rows: one
-    // value per query. outs: contractions over the keys.
+    // value per query, such as a logsumexp. outs: weights times values, reduced over the keys.
+    // Anything else that reads scores is refused.
     Set all_scores{&scores}, after{&scores}, rows, outs;
     // Axes that scores have and values lack, including heads to which other heads are mixed.
     Axes axes = scores.axes;
-    // An operand of a contraction differs by key: it is the values, or it mixes heads.
-    bool differs = false;
     auto refuse = [&](const Node& n) {
-      if (differs && !by_key) return region(scores, of, queries, keys, why, true);
+      if (is_ambiguous && !mixes_by_key) return Set();
       if (reads_key_reduction(all_scores, queries, keys))
         why = reason(scores, axes, all_scores, n, queries, keys);
       return Set();
@@ -164,9 +174,9 @@ class ScoresOfLevel {
       if (of_scores && (!inside || !point)) return refuse(*n);
       if (inside && point && is_score(*n)) {
         const bool is_contraction = n->op->kind == Kind::contract,
-                   same = is_contraction && mixes(*n, all_scores, keys);
-        differs |= is_contraction && !same;
-        if (same || (is_contraction && by_key)) axes = joined(axes, n->axes);
+                   mixes_heads = is_contraction && mixes(*n, all_scores, keys);
+        is_ambiguous |= is_contraction && !mixes_heads;
+        if (mixes_heads || (is_contraction && mixes_by_key)) axes = joined(axes, n->axes);
         all_scores.insert(n.get());
       } else if (of_scores && reduces_values(*n, axes))
         outs.insert(n.get());
@@ -178,7 +188,20 @@ class ScoresOfLevel {
     for (auto* n : all_scores)
       if (roots_.count(n)) return refuse(*n);
     if (auto* n = find_equality(scores, all_scores)) return refuse(*n);
-    Set needed;  // rows that scores or contractions over the keys read, and rows that read scores
+    const Set needed = needed_rows(all_scores, rows, outs);
+    if (outs.empty() || !are_weights(scores, of, all_scores, needed, keys)) {
+      is_ambiguous = false;  // the other reading has the same result
+      return {};
+    }
+    auto inside = std::move(all_scores);
+    inside.insert(needed.begin(), needed.end());
+    inside.insert(outs.begin(), outs.end());
+    add_operands(inside, queries, keys);
+    return inside;
+  }
+  // Returns the rows that scores or contractions over the keys read, and the rows that read scores.
+  Set needed_rows(const Set& all_scores, const Set& rows, const Set& outs) const {
+    Set needed;
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto* n = i->get();
       if (rows.count(n) && (needed.count(n) || reads(*n, all_scores))) needed.insert(n);
@@ -186,18 +209,15 @@ class ScoresOfLevel {
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
-    // Without a function of all scores of a query, such as a softmax, the scores may be the hidden
-    // values of a layer. They are scores if no layer would have that many values.
-    bool exceeds_hidden = scores.bytes() > kHiddenFactor * (of.queries->bytes() + of.keys->bytes());
-    bool are_scores = exceeds_hidden || std::any_of(needed.begin(), needed.end(), [&](auto* n) {
-                        return reduces_over_keys(*n, all_scores, keys);
-                      });
-    if (outs.empty() || !are_scores) return {};
-    auto inside = std::move(all_scores);
-    inside.insert(needed.begin(), needed.end());
-    inside.insert(outs.begin(), outs.end());
-    add_operands(inside, queries, keys);
-    return inside;
+    return needed;
+  }
+  // Returns true if a function of all scores of a query is needed, such as a softmax. Without one,
+  // the scores may be the hidden values of a layer, unless no layer would have that many values.
+  bool are_weights(const Node& scores, const Sides& of, const Set& all_scores, const Set& needed,
+                   const Axes& keys) const {
+    if (scores.bytes() > kHiddenFactor * (of.queries->bytes() + of.keys->bytes())) return true;
+    return std::any_of(needed.begin(), needed.end(),
+                       [&](auto* n) { return reduces_over_keys(*n, all_scores, keys); });
   }
   // Returns true if n, which reads scores with these axes, contracts the keys with the values, or
   // reduces weighted values over the keys.
@@ -315,24 +335,28 @@ class ScoresOfLevel {
 
 struct ScoreBoundaries {
   std::optional<std::int64_t> budget;
-  const Nodes& of;
+  const Nodes& ancestors;  // empty: all scores are considered
   std::vector<std::string>* notes;
 
+  // Adds boundaries around the first large scores that can be tiled, along the longest axis of the
+  // queries that allows it. For example, scores (head, q, k) of queries (head, q, d) and keys
+  // (head, k, d) are tiled along q. If that is refused, the operands are exchanged, and k is tried.
+  // Null: no further scores can be tiled.
   std::optional<Nodes> with_boundaries_once(const Nodes& roots, const Node* index,
                                             int depth) const {
-    ScoresOfLevel level(roots, index, index ? Nodes() : of);
+    ScoresOfLevel level(roots, index, index ? Nodes() : ancestors);
     for (auto& s : level.all()) {
       if (!level.is_large(*s, budget)) continue;
       std::string why;
-      const auto of = *sides_of(*s);
-      for (auto& [its, others] : {of, Sides{of.keys, of.queries}}) {
-        auto &mine = its->axes, &other = others->axes;
-        auto keys = without(common(s->axes, other), mine);
-        auto queries = without(common(s->axes, mine), other);
+      const auto sides = *sides_of(*s);
+      for (auto& [as_queries, as_keys] : {sides, Sides{sides.keys, sides.queries}}) {
+        auto keys = without(common(s->axes, as_keys->axes), as_queries->axes);
+        auto queries = without(common(s->axes, as_queries->axes), as_keys->axes);
+        if (keys.empty()) continue;
         std::stable_sort(queries.begin(), queries.end(),
                          [](auto& a, auto& b) { return a.size > b.size; });
-        for (auto& a : keys.empty() ? Axes() : queries) {
-          auto inside = level.region(*s, of, a.name, keys, why);
+        for (auto& a : queries) {
+          auto inside = level.region(*s, sides, a.name, keys, why);
           if (inside.empty()) continue;
           auto contains = [&](const NodePtr& n) { return inside.count(n.get()) > 0; };
           return haliax::with_boundaries(roots, level.all(), index, contains,
@@ -376,8 +400,8 @@ struct ScoreBoundaries {
     auto loops = loops_of_level(roots, index);
     // Nodes that a gradient is taken with respect to must keep their identity, so nothing below
     // them changes.
-    if (!index && !of.empty()) {
-      auto above = computed_from(roots, of);
+    if (!index && !ancestors.empty()) {
+      auto above = computed_from(roots, ancestors);
       for (auto& n : level_of(roots, nullptr))
         if (n->op == &kLoop && !above.count(n.get())) loops.erase(&loop_of(*n));
     }

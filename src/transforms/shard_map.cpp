@@ -36,12 +36,13 @@ Axes of_mesh_axes(const MeshAxes& mesh_axes) {
   for (int x : mesh_axes) out.push_back(context().shards[std::size_t(x)].second);
   return out;
 }
+// Reduces over the hidden axes of these mesh axes. x lacks the hidden axis if it is equal on these
+// devices. Its sum is then x times the number of devices.
 NamedArray folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axes) {
   CallSite here(x.at());
   auto over = shards_of(op, mesh_axes);
   auto n = ops::node_of(op, x);
   if (m == Monoid::sum && n->dtype == DType::boolean) n = prim::cast(n, DType::i32);
-  // for values that are equal on all of these devices
   auto copies = double(axis_size(without_axes(over, n->axes)));
   auto remaining = without_axes(n->axes, over);
   if (remaining.size() != n->axes.size()) n = prim::reduce(m, n, remaining);
@@ -168,18 +169,22 @@ NamedArray pmean(Arr x, const AxisSelection& mesh_axes) {
   auto total = psum(x, mesh_axes);
   return total / double(axis_size(shards_of("pmean", mesh_axes)));
 }
+// The hidden axis of a mesh axis is sharded along it (ShardMap::enter). Under a name without a mesh
+// axis, the constraint makes it replicated, which requires an all-gather. For example, with a mesh
+// axis `data` of 4 devices:
+//   (shards of data: 4, embed: 8) -> (parts: 4, embed: 8) -> (embed: 32)
 NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
   CallSite here(x.at());
   auto outer = shards_of("all_gather", mesh_axes);
   auto n = ops::node_of("all_gather", x);
   auto mine = ops::axis_of("all_gather", n, axis);
-  Axes own, all = n->axes;  // own: the same positions, under names that no mesh axis has
+  Axes own, all = n->axes;  // own: the axes of `outer` under names without a mesh axis
   Names from, to;
   for (auto& o : outer) {
     own.push_back(Axis(fresh_hidden(Name("parts")), o.size));
     from.push_back(o.name);
     to.push_back(own.back().name);
-    if (!has(all, o.name)) all.insert(all.begin(), o);
+    if (!has(all, o.name)) all.insert(all.begin(), o);  // x is equal on all of these devices
   }
   return ops::constrained(
       "all_gather", NamedArray(joined(prim::rename(prim::fit(n, all), from, to), own, mine.name)));

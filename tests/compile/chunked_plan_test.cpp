@@ -188,12 +188,12 @@ TEST_CASE("chunked plan: explain names the form and its reason") {
   // Without chunks.
   planned = explained(sum_of, {});
   CAPTURE(planned);
-  CHECK(planned.starts_with("whole over tokens: the full region fits: 3 contractions, "));
+  CHECK(planned.starts_with("untiled along tokens: the full region fits: 3 contractions, "));
   CHECK(planned.find("of 32.0 MiB\n") != std::string::npos);
   CHECK(explained(sum_of, {}, false)
-            .starts_with("whole over tokens: the full region fits: 1 contraction, "));
+            .starts_with("untiled along tokens: the full region fits: 1 contraction, "));
   CHECK(explained(sum_of, {.chunks = {.chunk = 256}})
-            .starts_with("whole over tokens: one chunk holds the full axis, as requested\n"));
+            .starts_with("untiled along tokens: one chunk holds the full axis, as requested\n"));
 }
 
 // ---- 16-bit floats ----

@@ -18,13 +18,18 @@ struct RegionTiler {
   const ChunkTrial& compile_trial;
   bool ring;
   std::vector<std::string>* untiled_notes;
-  // Returns the next call to tile in this level: an outermost one, and among these the first.
-  // deeper: only calls that were traced inside of loops in this body. `done`: calls to skip. A
-  // call that is done may still have a boundary outside of this body that the body of a loop
-  // reads. Such a boundary belongs to the enclosing level.
+  // Returns the next call to tile in this level; nothing if there is none. The order is: fewest
+  // loops around the call, then calls of the user before scores, then the outermost of nested
+  // calls, then the oldest boundary.
+  //
+  // - deeper: false: calls that were traced at this depth. true: calls that were traced in a loop
+  //   and are loop-invariant.
+  // - done: calls that are tiled. Their boundaries may still be found here: the body of a loop may
+  //   read a value that was entered outside of the body, and only the enclosing level removes that
+  //   boundary.
   std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool deeper,
                                const std::vector<ChunkKey>& done) const {
-    const Node* first = nullptr;  // boundary of the result
+    const Node* first = nullptr;  // boundary of the call that is returned
     auto place = [](const Node& n) {
       auto call = ChunkKey::of(n.attr);
       return std::tuple(call.depth, call.scores, call.inside, n.id);

@@ -404,27 +404,31 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   auto pass = [&](const NodePtr& x) { return pass_of(x, contains(x) && on_tile(x)); };
   auto* op = n->op;
   if (auto e = analysis::shifted_exp(*n)) {
-    bool running = contains(e->top) && !is_tiled(e->top);
-    return running ? Streamed{e->top.get(), pass(e->x), e->guarded, false} : Streamed{};
+    bool is_reduced_here = contains(e->top) && !is_tiled(e->top);
+    return is_reduced_here ? Streamed{e->top.get(), pass(e->x), e->guarded, false} : Streamed{};
   }
   auto kind = op->kind;
   if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract &&
       !is_transparent_view(*n))
     return {};
   Streamed out;
-  int others = 0;
+  int others = 0;  // passes before the other operands are ready
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto& s = facts_of(*n->in[k]).order.streamed;
     // A cast to a float dtype counts as linear: a rounded term is scaled like an exact one.
     auto how = op == &prim::kCast && is_float(n->dtype) ? Linear::all : linear_in(*n, k);
-    if (s.top && (how == Linear::no || (out.top && (how != Linear::all || out.top != s.top))))
-      return {};
-    if (!s.top && how == Linear::all && !prim::is_number(n->in[k], 0)) return {};
-    if (s.top)
-      out = {s.top, std::max(out.ready, s.ready), out.guarded && s.guarded,
-             out.drops_nan || s.drops_nan};
-    else
+    if (!s.top) {
+      // exp(x - s) + c is not linear in the exponential, unless c is 0
+      if (how == Linear::all && !prim::is_number(n->in[k], 0)) return {};
       others = std::max(others, pass(n->in[k]));
+      continue;
+    }
+    // A second such operand must have the same max, in an op that is linear in both together, such
+    // as e + e * v. Not linear: e * e.
+    const bool fits = out.top ? how == Linear::all && out.top == s.top : how != Linear::no;
+    if (!fits) return {};
+    out = {s.top, std::max(out.ready, s.ready), out.guarded && s.guarded,
+           out.drops_nan || s.drops_nan};
   }
   if (!out.top) return {};
   out.ready = std::max(out.ready, others);
@@ -566,17 +570,17 @@ Nodes Region::values_between_passes() const {
   return out;
 }
 std::int64_t Region::largest_bytes() const {
-  std::unordered_set<const Node*> out;  // results are stored in any case
+  std::unordered_set<const Node*> results;  // stored in full, tiled or not
   for (auto& n : level_)
     if (leaves(*n)) {
-      out.insert(n.get());
-      out.insert(n->in[0].get());
+      results.insert(n.get());
+      results.insert(n->in[0].get());
     }
 
-  for (auto& r : roots_) out.insert(r.get());
+  for (auto& r : roots_) results.insert(r.get());
   std::int64_t most = 1;
   for (auto& n : level_)
-    if (contains(n) && is_tiled(n) && !enters(*n) && !out.count(n.get()))
+    if (contains(n) && is_tiled(n) && !enters(*n) && !results.count(n.get()))
       most = std::max(most, n->bytes());
   return most;
 }

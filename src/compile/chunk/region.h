@@ -145,7 +145,8 @@ class Region {
   int pass_in_direction(bool reverse, int at);
   bool is_reversed(int pass) const;
   void save_for_later_passes();
-  std::int64_t largest_bytes() const;  // bytes of the largest intermediate of the region
+  // Returns the bytes of the largest value that tiling avoids materializing, at least 1.
+  std::int64_t largest_bytes() const;
   bool indexes_along(const Node&, Name) const;
   bool is_lookup_by_position(const Node&, Name) const;
   // Returns the block scan of an op that needs the full axis and is computed by a scan over its
@@ -183,7 +184,8 @@ class Region {
   // node reads after the loop.
   Loop loop_of_pass(int pass, Nodes& of);
   void add_final_values(const NodePtr& loop, const Nodes& of, Finals&);
-  void read_final_values(Loop&, Finals&) const;  // the values of a loop, which read final values
+  // Replaces values from outside of the loop, which its bodies read, by their final values.
+  void read_final_values(Loop&, Finals&) const;
 
   // ---- carried_results.cpp: results that are carried between iterations ----
   using Memo = std::unordered_map<const Node*, NodePtr>;

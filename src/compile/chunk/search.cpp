@@ -21,6 +21,7 @@ constexpr std::int64_t kFullRowQueries = 64;  // queries per iteration, if it ha
 constexpr std::int64_t kTileQueries = 256, kTileKeys = 384;
 // queries per iteration, if keys cannot be tiled: halved until the scores fit in a slot
 constexpr std::int64_t kMostFewQueries = 32, kLeastFewQueries = 8;
+constexpr std::int64_t kRequestedKeyTiles = 3;  // tiles of keys, if the call requests tiles of keys
 // rows of a tile of (rows, columns): all, then these, halved; a fit with few rows ends the search
 constexpr std::int64_t kMostTileRows = 4096, kFewTileRows = 256;
 // The search for the largest tile ends if the next one would be larger by less than this factor.
@@ -85,7 +86,7 @@ std::string text_of(const TileSizes& sizes) {
     if (c < k.size)
       s += (s.empty() ? "chunks of " : " by ") + std::to_string(c) + " along " +
            to_string(Axis(k.axis, k.size));
-  return s.empty() ? "whole" : s;
+  return s.empty() ? "untiled" : s;
 }
 std::string text_of(std::int64_t bytes) {
   bool large = bytes >= (1 << 20);
@@ -203,7 +204,7 @@ class TileSearch {
       if (!r.refusal().empty()) return {.call = call_, .refusal = r.refusal()};
     if (!call_.chunks.empty()) return requested();
     auto form = ChunkForm(call_.form);
-    auto untiled = try_plan({call_, {}, "whole"});
+    auto untiled = try_plan({call_, {}, "untiled"});
     const bool has_budget = call_.scores && call_.memory > 0;  // such scores are always tiled
     if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
     if (call_.scores) {
@@ -262,13 +263,15 @@ class TileSearch {
     t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.saved_work);
     return t;
   }
+  // Returns the plan with the chunk sizes of the call: of queries and, if there are two, of keys.
   TilePlan requested() {
     if (call_.scores) {
       auto independent = axes_->independent();
       if (auto keys =
               call_.chunks.size() > 1 && !ring_keys_ ? axes_->longest_keys(1) : std::nullopt)
-        if (auto t = try_in_parallel(with_tiled_keys(
-                plan_single_heads(independent, call_.chunks[0]), *keys, (keys->size + 2) / 3)))
+        if (auto t = try_in_parallel(
+                with_tiled_keys(plan_single_heads(independent, call_.chunks[0]), *keys,
+                                (keys->size + kRequestedKeyTiles - 1) / kRequestedKeyTiles)))
           return with_reason(*t, {});
       if (auto t = try_plan(plan_single_heads(independent, call_.chunks[0]));
           t.parallel_slot_bytes > 0)
@@ -438,11 +441,10 @@ class TileSearch {
               plan_single_heads(independent, tile_rows(independent, *keys)), *keys, kTileKeys)))
         return t;
     std::optional<Trial> best;  // fewer queries, until an iteration fits in a slot
-    for (std::int64_t queries = kMostFewQueries;
-         queries >= kLeastFewQueries &&
-         !(best && best->parallel_slot_bytes <= max_parallel_slot_bytes);
-         queries /= 2)
+    for (auto queries = kMostFewQueries; queries >= kLeastFewQueries; queries /= 2) {
       if (auto t = try_in_parallel(plan_single_heads(independent, queries))) best = std::move(t);
+      if (best && best->parallel_slot_bytes <= max_parallel_slot_bytes) break;
+    }
     return best;
   }
   std::optional<Trial> search_rows_and_columns() const {

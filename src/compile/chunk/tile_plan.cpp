@@ -18,7 +18,7 @@ std::string TilePlan::untiled_note() const {
   if (!is_untiled()) return "";
   std::string axes;
   for (auto& a : call.tiled_axes) axes += (axes.empty() ? "" : ", ") + std::string(a.text());
-  return "whole over " + axes + ": " + why;
+  return "untiled along " + axes + ": " + why;
 }
 
 Nodes with_axis_boundaries(const Nodes& roots, const Nodes& level, const Node* index,

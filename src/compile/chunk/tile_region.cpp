@@ -161,13 +161,15 @@ NodePtr Region::final_value(const NodePtr& n, const NodePtr& result, Finals& fin
   return prim::where_in_range(*n, in, v, prim::picked_outside(n->dtype));
 }
 
-// Replaces the values that the bodies read from outside by final values. A node outside of the
-// bodies, such as a layer after the region, is computed once for all passes and the roots. A loop
-// outside may contain the same tiles in its own body, and still computes them there.
+// Replaces the values that the bodies read from outside by final values. For example, in
+// y = x / sum(x), the loop of pass 1 reads the result of the loop of pass 0 in place of the sum. A
+// node after the region is computed once for all passes and the roots, outside of the loops.
+// `finals.tiles` only applies to this loop: a loop outside that contains the same tiles computes
+// them in its own body.
 void Region::read_final_values(Loop& l, Finals& finals) const {
-  Rewrite known = finals.tiles;
-  auto read = [&](const NodePtr& x) {
-    if (x && !known.count(x.get())) known[x.get()] = finals({x})[0];
+  Rewrite to = finals.tiles;
+  auto add_final = [&](const NodePtr& x) {
+    if (x && !to.count(x.get())) to[x.get()] = finals({x})[0];
   };
   for (std::size_t b = 0; b < index_.size(); ++b) {
     Nodes values, reads;
@@ -180,10 +182,10 @@ void Region::read_final_values(Loop& l, Finals& finals) const {
     }
     append(reads, values);
     for (auto& x : reads)
-      if (!body.count(x.get())) read(x);
+      if (!body.count(x.get())) add_final(x);
   }
   for (auto& r : l.results) {
-    r.value = substitute(r.value, known);
+    r.value = substitute(r.value, to);
     if (r.start) r.start = finals({r.start})[0];
   }
 }

@@ -36,6 +36,17 @@ NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other,
   return loop_result(replace_loop(r->in[0], std::move(l), to), result_number(*r));
 }
 
+// Rewrites the first addition to a loop sum, if there is one. One at a time: a second rewrite would
+// build on the loop that the first one replaces.
+void rewrite_one(const Nodes& live, std::unordered_map<const Node*, int>& users, Rewrite& to) {
+  for (auto& n : live)
+    for (std::size_t side = 0; side < 2 && prim::combines(*n, Monoid::sum); ++side)
+      if (auto sum = added_inside(*n, n->in[side], n->in[1 - side], users, to)) {
+        to[n.get()] = sum;
+        return;
+      }
+}
+
 }  // namespace
 
 Nodes accumulate_sums(Nodes roots) {
@@ -43,9 +54,7 @@ Nodes accumulate_sums(Nodes roots) {
     auto live = all_nodes(roots);
     auto users = users_of(live, roots);
     Rewrite to;
-    for (auto& n : live)
-      for (std::size_t side = 0; side < 2 && prim::combines(*n, Monoid::sum) && to.empty(); ++side)
-        if (auto sum = added_inside(*n, n->in[side], n->in[1 - side], users, to)) to[n.get()] = sum;
+    rewrite_one(live, users, to);
     if (to.empty()) return roots;
     roots = substitute(roots, to);
   }

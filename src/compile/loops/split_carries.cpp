@@ -16,8 +16,8 @@ constexpr std::size_t most_parts = 8;
 constexpr std::int64_t least_trips = 4;  // fewer do not pay for the concatenation at the end
 
 bool is_map(const Node& n) { return n.op->kind == Kind::map; }
-// True for an op that writes operands next to each other, at fixed positions.
-bool joins(const Node& n) {
+// Returns true for an op that concatenates its operands at fixed positions.
+bool is_concatenation(const Node& n) {
   return n.op->segments && n.op->kind == Kind::step && n.op->segments(n).size() == n.in.size();
 }
 // Returns the block that a node reads of its operand, if it is a slice at fixed positions.
@@ -56,7 +56,7 @@ std::optional<Parts> parts_of(const NodePtr& value) {
     if (!seen.insert(n.get()).second) continue;
     if (is_map(*n)) {
       open.insert(open.end(), n->in.begin(), n->in.end());
-    } else if (joins(*n)) {
+    } else if (is_concatenation(*n)) {
       const Name axis = AlongAttr::of(*n).axis;
       if (!parts) parts = Parts{axis, {0}, find_axis(n->axes, axis)->size};
       if (parts->axis != axis || !has(value->axes, axis)) continue;
@@ -75,7 +75,9 @@ Axes axes_of_part(Axes axes, const Block& b) {
     if (a.name == b.axis) a.size = b.size;
   return axes;
 }
-NodePtr joined(Nodes parts, const std::vector<Block>& blocks, const Axes& full) {
+// Returns the concatenation of the parts. A part of one position lacks the axis (Block::drop), and
+// receives it here with size 1.
+NodePtr concatenated(Nodes parts, const std::vector<Block>& blocks, const Axes& full) {
   for (std::size_t k = 0; k < parts.size(); ++k) {
     Block block = blocks[k];
     block.drop = false;
@@ -112,7 +114,7 @@ std::optional<SplitCarry> split(const Loop& l, std::size_t number) {
   Nodes carries;
   for (auto& b : blocks)
     carries.push_back(prim::carry(l.index[0], axes_of_part(old.carry->axes, b), old.carry->dtype));
-  const NodePtr joined_carries = joined(carries, blocks, old.carry->axes);
+  const NodePtr joined_carries = concatenated(carries, blocks, old.carry->axes);
 
   Rewrite to{{old.carry.get(), joined_carries}};
   prim::Blocks on_block([](const NodePtr& n) { return is_map(*n); });
@@ -161,7 +163,7 @@ bool split_one(const NodePtr& n, Rewrite& to) {
       if (j != k) to[loop_result(n, j).get()] = loop_result(loop, j < k ? j : j + count - 1);
     Nodes last;
     for (std::size_t p = 0; p < count; ++p) last.push_back(loop_result(loop, k + p));
-    to[loop_result(n, k).get()] = joined(std::move(last), parts->blocks, full);
+    to[loop_result(n, k).get()] = concatenated(std::move(last), parts->blocks, full);
     return true;
   }
   return false;

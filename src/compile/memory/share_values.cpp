@@ -24,7 +24,7 @@ class ValueSharing {
       if (auto& s = s_.timeline.step(at); s.kind == Kind::fused) in_place(s.fused, at);
     for (int at = 1; at <= s_.last(); ++at)
       if (auto [s, span] = s_.timeline.positions()[std::size_t(at)];
-          s->kind == Kind::copy && joins(*s, at, body_at(span)))
+          s->kind == Kind::copy && try_join(*s, at, body_at(span)))
         s_.drop(*s);
   }
 
@@ -94,22 +94,29 @@ class ValueSharing {
     }
   }
   // Places both sides of a copy in one memory, if this is legal. Returns true if they are.
-  bool joins(const Step& step, int position, const BodySpan* body) {
+  bool try_join(const Step& step, int position, const BodySpan* body) {
     auto& copy = step.copy;
-    int x = copy.x.slot, o = copy.out.slot, rx = s_.find_root(x), ro = s_.find_root(o);
-    if (!s_.covers(copy) || !s_.may_share_memory(x, o)) return false;
-    if (rx == ro) return true;
-    auto home = s_.p.slot(o).home;
+    int x = copy.x.slot, out = copy.out.slot;
+    int root_x = s_.find_root(x), root_out = s_.find_root(out);
+    if (!s_.covers(copy) || !s_.may_share_memory(x, out)) return false;
+    if (root_x == root_out) return true;
+    auto home = s_.p.slot(out).home;
     if (home == Home::argument) return false;
-    // x has its last read and o its first write at this copy, so they become one slot. In this way,
-    // the start of a carry becomes the carry, and a result is computed in its own memory.
-    if (s_.liveness_in(rx).last == position && s_.liveness_in(ro).first == position &&
-        s_.has_own_memory(o) && s_.shareable(rx)) {
-      home == Home::arena || s_.is_donated(rx) ? s_.share(o, x) : s_.share(rx, o);
+    // x has its last read and `out` its first write at this copy, so they become one slot. In this
+    // way, the start of a carry becomes the carry, and a result is computed in its own memory.
+    if (s_.liveness_in(root_x).last == position && s_.liveness_in(root_out).first == position &&
+        s_.has_own_memory(out) && s_.shareable(root_x)) {
+      // The shared memory is that of a result, unless x is a donated argument, which the result
+      // replaces.
+      if (home == Home::arena || s_.is_donated(root_x))
+        s_.share(out, x);
+      else
+        s_.share(root_x, out);
       return true;
     }
-    if (!may_be_next(x, body) || !ends_before(rx, o, step, *body).in_time) return false;
-    s_.share(rx, o);
+    // x is the next value of a carry
+    if (!may_be_next(x, body) || !ends_before(root_x, out, step, *body).in_time) return false;
+    s_.share(root_x, out);
     return true;
   }
   // ---- the next value of a carry, computed in the memory of the carry ----

@@ -63,14 +63,15 @@ Extent extent_of(const View& v, const Dims& dims, const std::vector<program::Ind
   e.least = elements_of(strides);
   return e;
 }
-// Returns the table of a gather or scatter along an axis of size 0, which is not accessed.
+// Returns the table of a gather or scatter along an axis of size 0, which is not accessed. Null for
+// any other step.
 const View* untouched(const Step& s) {
-  auto empty = [](auto& x) {
+  auto has_empty_axis = [](auto& x) {
     return std::any_of(x.indexed.begin(), x.indexed.end(), [](auto& i) { return i.size == 0; });
   };
-  return s.kind == Kind::gather && empty(s.gather)     ? &s.gather.table
-         : s.kind == Kind::scatter && empty(s.scatter) ? &s.scatter.target
-                                                       : nullptr;
+  return s.kind == Kind::gather && has_empty_axis(s.gather)     ? &s.gather.table
+         : s.kind == Kind::scatter && has_empty_axis(s.scatter) ? &s.scatter.target
+                                                                : nullptr;
 }
 // Returns true if two elements of the step are written to the same place. Strides of 0 belong to
 // dims that the result lacks.

@@ -220,6 +220,9 @@ void OpPlanner::add_alternative_shardings(int n, const Sharding& usual) {
 NodePtr OpPlanner::expansion(int n) {
   auto& me = node(n);
   if (!me.op->blockwise) return nullptr;
+  // Returns the expansion of `op` along the axis, if it runs by blocks there. If gathering the
+  // operand, or an all-to-all, may communicate less, both are alternatives of the search. least: a
+  // block with at most this many positions gains nothing.
   auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
     int blocks = shardings_.blocks_along(op, axis, least);
     auto expanded = shardings_.runs_by_blocks(op, axis, least)
@@ -231,12 +234,14 @@ NodePtr OpPlanner::expansion(int n) {
     return expanded;
   };
   auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
-  if (prim::is_top_k(top))
+  if (prim::is_top_k(top))  // a block with at most k positions has only candidates
     return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
-  for (auto& a : me.in[0]->axes)
-    if (along(me, 0, a.name).way == Along::Way::full)
-      if (auto expanded = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name)))
-        return expanded;
+  for (auto& a : me.in[0]->axes) {
+    if (along(me, 0, a.name).way != Along::Way::full) continue;
+    // a sort or a cumulative sum, whose blocks of one position have as many totals as positions
+    const bool keeps_axis = me.in.size() == 1 && has(me.axes, a.name);
+    if (auto expanded = by_blocks(me, a.name, keeps_axis ? 1 : 0)) return expanded;
+  }
   // The op requires an axis in full that its operand lacks, or whose operand is generated locally.
   for (auto& [axis, mesh_axes] : preferred(n).dims)
     if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) &&

@@ -82,9 +82,9 @@ bool LoopPlanner::plan_ring_receive(int n) {
     if (in_loop_inside || !(source.mesh_axes(axis) == o.ring_axes)) return false;
     auto at = source.on(me.axes);
     at.set(axis, {});
-    const double others = 1 - 1. / ranks(mesh_, o.ring_axes);
+    const double remote_share = 1 - 1. / ranks(mesh_, o.ring_axes);  // the first step is local
     const ReshardStep step{
-        .to = at, .over = o.ring_axes, .axis = axis, .bytes = bytes(n, at) * others};
+        .to = at, .over = o.ring_axes, .axis = axis, .bytes = bytes(n, at) * remote_share};
     const int from = versions_.obtain(operand(n, 0), source);
     add_computed({.kind = RingReceive{step}, .node = n, .at = at, .in = {from}});
     return true;
@@ -92,16 +92,17 @@ bool LoopPlanner::plan_ring_receive(int n) {
   return false;
 }
 // Adds a version that returns the partial sum of an iteration to the device that stores the block.
+// There, the sum is complete over the ring axis.
 int LoopPlanner::add_ring_return(const LoopAttempt& a, int n, const Sharding& at) {
-  auto scattered = at;
-  scattered.resolve(a.plan.ring_axes[0]);
-  const double others = 1 - 1. / ranks(mesh_, a.plan.ring_axes);
-  const ReshardStep step{.to = scattered,
+  auto complete = at;
+  complete.resolve(a.plan.ring_axes[0]);
+  const double remote_share = 1 - 1. / ranks(mesh_, a.plan.ring_axes);  // the first step is local
+  const ReshardStep step{.to = complete,
                          .over = a.plan.ring_axes,
                          .axis = a.l.axis.name,
-                         .bytes = bytes(n, scattered) * others};
+                         .bytes = bytes(n, complete) * remote_share};
   return add(
-      {.kind = RingReturn{step}, .node = n, .at = scattered, .in = {versions_.obtain(n, at)}});
+      {.kind = RingReturn{step}, .node = n, .at = complete, .in = {versions_.obtain(n, at)}});
 }
 // Returns true if the loop cannot be a ring loop after all: it contains another collective along
 // the mesh axis, or a replicated result depends on the order of iterations by rounding.

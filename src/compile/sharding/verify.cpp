@@ -183,17 +183,19 @@ struct ShardingCheck : PlanCheck {
     }
     return work;
   }
-  // Checks that the blocks of the flat axis are blocks of its parts.
+  // Checks that the blocks of a flat axis are blocks of its parts. For example, given [flat: x+y]
+  // and parts (a=2, b=6) on x=2, y=2, the parts must be [a: x, b: y].
   void check_regroup(const Version& v) const {
     auto& n = node(v);
     auto r = RegroupAttr::of(n);
     bool flattens = rules::flattens(n);
-    auto &x = plan.version(v.in[0]).at, &split = flattens ? x : v.at;
+    auto &x = plan.version(v.in[0]).at, &with_parts = flattens ? x : v.at;
+    auto& flat = flattens ? v.at : x;
     Axes parts;
     for (auto p : r.parts) parts.push_back(*find_axis(flattens ? n.in[0]->axes : n.axes, p));
-    auto even = rules::split_over_parts((flattens ? v.at : x).mesh_axes(r.flat), parts, graph.mesh);
+    auto expected = rules::split_over_parts(flat.mesh_axes(r.flat), parts, graph.mesh);
     for (std::size_t p = 0; p < parts.size(); ++p)
-      must(even && split.mesh_axes(parts[p].name) == (*even)[p], v,
+      must(expected && with_parts.mesh_axes(parts[p].name) == (*expected)[p], v,
            "axis {} is not sharded in blocks of {}", r.flat, parts[p].name);
   }
   // Checks that the result is partial over the axes that are reduced and over the partial operands.

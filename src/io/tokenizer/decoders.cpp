@@ -138,6 +138,7 @@ void decode_byte_fallback(Tokens& tokens) {
   flush();
   tokens = std::move(out);
 }
+// Removes up to `start` marks from the start of each token, and up to `stop` from its end.
 void decode_strip(Tokens& tokens, const std::string& mark, int start, int stop) {
   if (mark.empty()) return;
   for (auto& t : tokens) {
