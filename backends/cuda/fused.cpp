@@ -37,7 +37,7 @@ class FusedFolds : protected FusedPoints {
   FusedFolds(const FusedFacts& f, PassPlan plan, std::size_t along, bool columns = false)
       : FusedPoints(f), plan_(std::move(plan)), columns_(columns) {
     along_ = along;
-    few_ = plan_.few;
+    chunk_size_ = plan_.chunk_size;
   }
   // Lets the kernel reduce parts of the rows into scratch memory at `place` of the arena.
   void reduce_parts(const Parts& p, std::int64_t place) {
@@ -84,20 +84,21 @@ class FusedFolds : protected FusedPoints {
     std::vector<std::size_t> loads;
     for (std::size_t i = 0; i < f_.code.size(); ++i)
       if (f_.is_load(i) && f_.code[i].inner &&
-          (marks[i] == kComputed || (marks[i] && plan_.near_bytes > 0)) &&
-          (!plan_.keeps || f_.is_of_row(i)))
+          (marks[i] == kComputed || (marks[i] && plan_.shared_bytes > 0)) &&
+          (!plan_.in_registers || f_.is_of_row(i)))
         loads.push_back(i);
     if (loads.empty()) return;
     for (auto i : loads)
-      if (!plan_.keeps || !plan_.saved[i])
-        source_.line(fmt::format("{} x{}[{}]{};", chunk_of(i), i, plan_.ahead,
+      if (!plan_.in_registers || !plan_.saved[i])
+        source_.line(fmt::format("{} x{}[{}]{};", chunk_of(i), i, plan_.chunks_at_once,
                                  marks[i] == kSaved ? "{}" : ""));
     unroll(each);
     place();
     for (auto i : loads) {
       if (marks[i] == kComputed) fetch(i, fmt::format("x{}[m]", i), count);
-      if (plan_.near_bytes > 0 && plan_.saved[i]) {
-        const auto near = fmt::format("near{}[j / {}]", i, few_), x = fmt::format("x{}[m]", i);
+      if (plan_.shared_bytes > 0 && plan_.saved[i]) {
+        const auto near = fmt::format("near{}[j / {}]", i, chunk_size_),
+                   x = fmt::format("x{}[m]", i);
         source_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kComputed ? near : x,
                                  marks[i] == kComputed ? x : near));
       }
@@ -191,7 +192,7 @@ class FusedRows : FusedFolds {
     auto out = source_.launch(1, waits, threads <= 128 ? "128" : threads <= 256 ? "256" : "512");
     out.threads = threads;
     out.blocks = f_.serial ? 1 : std::min<std::int64_t>((all + at_once - 1) / at_once, 1 << 20);
-    out.shared = std::max<std::int64_t>(kFoldBytes * std::max(1, threads / 32), plan_.near_bytes);
+    out.shared = std::max<std::int64_t>(kFoldBytes * std::max(1, threads / 32), plan_.shared_bytes);
     return out;
   }
 
@@ -210,14 +211,14 @@ class FusedRows : FusedFolds {
   void declare_saved_values() {
     for (std::size_t i = 0; i < f_.code.size(); ++i) {
       if (!plan_.saved[i]) continue;
-      if (plan_.near_bytes > 0)
+      if (plan_.shared_bytes > 0)
         source_.line(fmt::format("auto* const near{} = reinterpret_cast<{}*>(shared + {});", i,
-                                 chunk_of(i), source_.argument(plan_.near_at[i])));
+                                 chunk_of(i), source_.argument(plan_.shared_offsets[i])));
       else if (f_.is_load(i))
-        source_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, plan_.ahead));
+        source_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, plan_.chunks_at_once));
       else
         source_.line(fmt::format("Number<{}> e{}[{}][{}];", element_of(f_.code[i].dtype), i,
-                                 plan_.ahead, few_));
+                                 plan_.chunks_at_once, chunk_size_));
     }
   }
   // Emits the instructions of this level that have one value per row.
@@ -273,19 +274,19 @@ class FusedRows : FusedFolds {
     add_sums(folds);
     source_.close();
   }
-  // Emits a pass over the chunks of a row, `plan_.ahead` at a time, or all of them if the row is
-  // retained. Loads come first, so that they are in flight together.
+  // Emits a pass over the chunks of a row, `plan_.chunks_at_once` at a time, or all of them if the
+  // row is retained. Loads come first, so that they are in flight together.
   void chunks_of_rows(const Marks& marks, const std::vector<std::size_t>& folds) {
-    const int step = few_ * plan_.group;
-    const auto each = fmt::format("for (int m = 0; m < {}; ++m)", plan_.ahead);
-    if (!plan_.keeps)
+    const int step = chunk_size_ * plan_.group;
+    const auto each = fmt::format("for (int m = 0; m < {}; ++m)", plan_.chunks_at_once);
+    if (!plan_.in_registers)
       source_.open(fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_,
-                               step * plan_.ahead));
+                               step * plan_.chunks_at_once));
     auto place = [&] {
-      source_.line(fmt::format("const I j = {}m * {} + lane * {};", plan_.keeps ? "" : "block + ",
-                               step, few_));
+      source_.line(fmt::format("const I j = {}m * {} + lane * {};",
+                               plan_.in_registers ? "" : "block + ", step, chunk_size_));
       source_.indices("j", f_.part(f_.outer, f_.dims.size()), f_.outer);
-      source_.line(fmt::format("const int here = few_there<{}>(I({}) - j);", few_, to_));
+      source_.line(fmt::format("const int here = few_there<{}>(I({}) - j);", chunk_size_, to_));
     };
     fetch_ahead(marks, each, place, "here");
     for (auto i : folds)
@@ -293,7 +294,7 @@ class FusedRows : FusedFolds {
     unroll(each);
     place();
     for (std::size_t i = 0; i < f_.code.size(); ++i)  // values that all rows share are cached
-      if (plan_.keeps && f_.is_load(i) && marks[i] == kComputed && !f_.is_of_row(i)) {
+      if (plan_.in_registers && f_.is_load(i) && marks[i] == kComputed && !f_.is_of_row(i)) {
         fetch(i, fmt::format("const auto x{}", i), "here");
         fetched(i, "");
       }
@@ -304,8 +305,8 @@ class FusedRows : FusedFolds {
       store_chunks(marks);
       source_.close();
     }
-    const int together = std::max(1, kTerms / few_);
-    if (plan_.ahead > together &&
+    const int together = std::max(1, kTerms / chunk_size_);
+    if (plan_.chunks_at_once > together &&
         std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); })) {
       source_.open(fmt::format("if (m % {} == {})", together, together - 1));
       add_sums(folds);
@@ -314,8 +315,8 @@ class FusedRows : FusedFolds {
       source_.close();
     }
     source_.close();
-    if (plan_.ahead <= together) add_sums(folds);
-    if (!plan_.keeps) source_.close();
+    if (plan_.chunks_at_once <= together) add_sums(folds);
+    if (!plan_.in_registers) source_.close();
   }
   void point_of_row(std::size_t i, char mark) {
     auto& in = f_.code[i];
@@ -340,13 +341,14 @@ class FusedColumns : FusedFolds {
   using FusedFolds::reduce_parts;
   Launch make() {
     Dims few_lines = f_.part(0, f_.outer);
-    few_lines.back() = (few_lines.back() + few_ - 1) / few_;
+    few_lines.back() = (few_lines.back() + chunk_size_ - 1) / chunk_size_;
     const auto n = program::points(few_lines);
     auto count = source_.argument(n * parts_.count), size = source_.argument(f_.dims[along_]);
     to_ = source_.argument(f_.inner);
     source_.open(fmt::format(kEachPoint, count));
-    source_.indices(part_of("p", n), few_lines, 0, few_);
-    source_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
+    source_.indices(part_of("p", n), few_lines, 0, chunk_size_);
+    source_.line(
+        fmt::format("const int here = few_there<{}>(I({}) - i{});", chunk_size_, size, along_));
     const auto folds = f_.all_folds();
     Marks outer(f_.code.size()), inner(f_.code.size());
     for (std::size_t i = f_.code.size(); i-- > 0;) {
@@ -359,9 +361,9 @@ class FusedColumns : FusedFolds {
         fetched(i, "");
       }
     }
-    const auto each_line = fmt::format("for (int k = 0; k < {}; ++k)", few_);
+    const auto each_line = fmt::format("for (int k = 0; k < {}; ++k)", chunk_size_);
     for (auto i : folds) {
-      source_.line(fmt::format("{} fold{}[{}];", folded_type(f_.code[i]), i, few_));
+      source_.line(fmt::format("{} fold{}[{}];", folded_type(f_.code[i]), i, chunk_size_));
       unroll(each_line);
       source_.line(fmt::format("fold{}[k] = {};", i, start_of(f_.code[i])));
       source_.close();
@@ -385,9 +387,9 @@ class FusedColumns : FusedFolds {
  private:
   void lines_of(const Marks& marks, const std::vector<std::size_t>& folds,
                 const std::string& each_line) {
-    const auto each = fmt::format("for (int m = 0; m < {}; ++m)", plan_.ahead);
-    source_.open(
-        fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, plan_.ahead));
+    const auto each = fmt::format("for (int m = 0; m < {}; ++m)", plan_.chunks_at_once);
+    source_.open(fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_,
+                             plan_.chunks_at_once));
     auto place = [&] {
       source_.line("const I j = block + m;");
       source_.indices("j", f_.part(f_.outer, f_.dims.size()), f_.outer);
@@ -396,7 +398,7 @@ class FusedColumns : FusedFolds {
     fetch_ahead(marks, each, place, "in ? here : 0");
     for (auto i : folds)
       if (sums_floats(i))
-        source_.line(fmt::format("{} some{}[{}] = {{}};", folded_type(f_.code[i]), i, few_));
+        source_.line(fmt::format("{} some{}[{}] = {{}};", folded_type(f_.code[i]), i, chunk_size_));
     unroll(each);
     place();
     each_of_chunk(marks, [&](std::size_t i) {
@@ -418,8 +420,9 @@ class FusedColumns : FusedFolds {
     const auto line = source_.sum_of(program::row_major(f_.part(0, f_.outer)));
     auto at = fmt::format("piece * I({}) + {}", source_.argument(f_.rows), line);
     for (auto i : folds) {
-      source_.line(fmt::format("Few<{}, {}> y{};", few_, element_of(wide_of(f_.code[i].dtype)), i));
-      unroll(fmt::format("for (int k = 0; k < {}; ++k)", few_));
+      source_.line(
+          fmt::format("Few<{}, {}> y{};", chunk_size_, element_of(wide_of(f_.code[i].dtype)), i));
+      unroll(fmt::format("for (int k = 0; k < {}; ++k)", chunk_size_));
       source_.line(fmt::format("y{0}.at[k] = fold{0}[k];", i));
       source_.close();
       auto place = partial(i);

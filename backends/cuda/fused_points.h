@@ -122,7 +122,9 @@ class FusedPoints {
   using Instr = program::Instr;
 
   // ---- chunks: adjacent elements along `along_` ----
-  int few_of(std::size_t i) const { return few_ > 1 && f_.strides[i][along_] == 0 ? 1 : few_; }
+  int few_of(std::size_t i) const {
+    return chunk_size_ > 1 && f_.strides[i][along_] == 0 ? 1 : chunk_size_;
+  }
   std::string chunk_of(std::size_t i) const {
     return fmt::format("Few<{}, {}>", few_of(i), element_of(f_.code[i].view.dtype));
   }
@@ -147,7 +149,7 @@ class FusedPoints {
       counts |= f_.code[i].code == Code::iota && f_.strides[i][along_] != 0;
     }
     if (counts) source_.line(fmt::format("const I begin = i{};", along_));
-    unroll(fmt::format("for (int k = 0; k < {}; ++k)", few_));
+    unroll(fmt::format("for (int k = 0; k < {}; ++k)", chunk_size_));
     if (counts) source_.line(fmt::format("const I i{} = begin + k;", along_));
     for (std::size_t i = 0; i < f_.code.size(); ++i)
       if (marks[i]) each(i);
@@ -231,10 +233,10 @@ class FusedPoints {
   Launch points(std::int64_t n) {
     if (!f_.serial && !f_.dims.empty()) {
       along_ = f_.dims.size() - 1;
-      few_ = f_.few_along(along_, false);
+      chunk_size_ = f_.few_along(along_, false);
     }
 
-    if (few_ > 1) return chunks();
+    if (chunk_size_ > 1) return chunks();
     auto count = source_.argument(n);
     source_.open(f_.serial ? fmt::format("for (I p = 0; p < I({}); ++p)", count)
                            : fmt::format(kEachPoint, count));
@@ -253,14 +255,15 @@ class FusedPoints {
   }
   Launch chunks() {
     Dims of_chunks = f_.dims;
-    of_chunks.back() = (f_.dims.back() + few_ - 1) / few_;
+    of_chunks.back() = (f_.dims.back() + chunk_size_ - 1) / chunk_size_;
     const auto n = program::points(of_chunks);
     auto size = source_.argument(f_.dims.back());
-    source_.open(fmt::format(kEachPoint, f_.dims.size() == 1
-                                             ? fmt::format("few_chunks<{}>(I({}))", few_, size)
-                                             : source_.argument(n)));
-    source_.indices("p", of_chunks, 0, few_);
-    source_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
+    source_.open(fmt::format(
+        kEachPoint, f_.dims.size() == 1 ? fmt::format("few_chunks<{}>(I({}))", chunk_size_, size)
+                                        : source_.argument(n)));
+    source_.indices("p", of_chunks, 0, chunk_size_);
+    source_.line(
+        fmt::format("const int here = few_there<{}>(I({}) - i{});", chunk_size_, size, along_));
     const Marks all(f_.needed.begin(), f_.needed.end());
     for (std::size_t i = 0; i < f_.code.size(); ++i)
       if (all[i] && f_.is_load(i)) {
@@ -298,7 +301,7 @@ class FusedPoints {
   SourceWriter source_;
   std::vector<std::string> loaded_;  // variables that hold loaded values
   std::size_t along_ = 0;            // the dim of chunks
-  int few_ = 1;                      // elements per chunk
+  int chunk_size_ = 1;               // elements per chunk
 };
 
 }  // namespace haliax::cuda

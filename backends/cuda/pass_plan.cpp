@@ -21,15 +21,16 @@ class RowPlanner {
   RowPlanner(const FusedFacts& f, std::int64_t near) : f_(f), near_(near) {}
   PassPlan run() {
     if (!f_.is_plain() && f_.dims.size() == f_.outer + 1)
-      plan_.few = f_.few_along(f_.dims.size() - 1, true);
+      plan_.chunk_size = f_.few_along(f_.dims.size() - 1, true);
     plan_.group = usual_group();
     plan_.saved.assign(f_.code.size(), 0);
     plan_.passes = passes_with(plan_.saved);
     if (f_.is_plain()) return plan_;
-    plan_.ahead = std::min(power_from(chunks_each(plan_.group)), plan_.few > 1 ? 4 : kTerms);
-    for (bool long_ones : {true, false})
-      if (!plan_.keeps) keep(worth_keeping(long_ones));
-    if (!plan_.keeps && plan_.group > 1) keep_near(worth_keeping(false));
+    plan_.chunks_at_once =
+        std::min(power_from(chunks_each(plan_.group)), plan_.chunk_size > 1 ? 4 : kTerms);
+    for (bool with_expensive : {true, false})
+      if (!plan_.in_registers) save_in_registers(worth_saving(with_expensive));
+    if (!plan_.in_registers && plan_.group > 1) save_in_shared(worth_saving(false));
     return plan_;
   }
 
@@ -42,7 +43,7 @@ class RowPlanner {
     if (along_rows && !along && f_.rows >= kManyRows) return 1;
     int group = 1;
     const int most = f_.nest ? 32 : 256;  // each warp of a nest has its own rows
-    while (group < most && group * plan_.few < f_.inner) group *= 2;
+    while (group < most && group * plan_.chunk_size < f_.inner) group *= 2;
     return group;
   }
   // Returns the pass that stores values: the one after all reductions whose results stores or other
@@ -84,14 +85,14 @@ class RowPlanner {
   }
   // Returns the values worth retaining: loads that several passes need and, if requested, expensive
   // instructions. Values that all rows share stay in caches anyway.
-  Marks worth_keeping(bool long_ones) const {
+  Marks worth_saving(bool with_expensive) const {
     Marks out(f_.code.size());
     const auto passes = passes_with(out);
     for (std::size_t i = 0; i < f_.code.size(); ++i) {
       const auto times =
           std::count_if(passes.begin(), passes.end(), [&](auto& w) { return w[i] == kComputed; });
       const bool is_requested =
-          long_ones && !is_reduction(f_.code[i].code) && is_long(f_.code[i].code);
+          with_expensive && !is_reduction(f_.code[i].code) && is_long(f_.code[i].code);
       out[i] =
           f_.code[i].inner && times > 1 && ((f_.is_load(i) && f_.is_of_row(i)) || is_requested);
     }
@@ -119,25 +120,25 @@ class RowPlanner {
   }
   // Retains values in shared memory. Each thread reads only its own values, so no synchronization
   // is needed.
-  void keep_near(const Marks& saved) {
+  void save_in_shared(const Marks& saved) {
     std::int64_t bytes = kFoldBytes * kMostGroup / 32;
     std::vector<std::int64_t> at(f_.code.size());
     for (std::size_t i = 0; i < f_.code.size(); ++i) {
       if (!saved[i]) continue;
-      const auto chunks = (f_.inner + plan_.few - 1) / plan_.few;
+      const auto chunks = (f_.inner + plan_.chunk_size - 1) / plan_.chunk_size;
       at[i] = bytes;
-      bytes += program::aligned(chunks * plan_.few * bytes_of(f_.code[i].view.dtype));
+      bytes += program::aligned(chunks * plan_.chunk_size * bytes_of(f_.code[i].view.dtype));
     }
     if (bytes > near_ || std::none_of(saved.begin(), saved.end(), [](char k) { return k; })) return;
     plan_.group = kMostGroup;
     plan_.saved = saved;
     plan_.passes = passes_with(saved);
-    plan_.near_at = at;
-    plan_.near_bytes = bytes;
+    plan_.shared_offsets = at;
+    plan_.shared_bytes = bytes;
   }
   // Retains values in registers. Prefers few threads with few values each, so that many rows are in
   // flight. Long rows use more of both.
-  void keep(const Marks& saved) {
+  void save_in_registers(const Marks& saved) {
     const auto passes = passes_with(saved);
     const auto [numbers, read] = saved_and_read(passes);
     const int first = plan_.group == 1 ? 1 : std::min(plan_.group, 32),
@@ -145,19 +146,21 @@ class RowPlanner {
     for (int most : {kUsualSaved, kMostSaved})
       for (int group = first; group <= last && numbers > 0; group *= 2) {
         const auto chunks = std::int64_t(power_from(chunks_each(group)));
-        if (chunks * plan_.few * numbers > most || chunks * plan_.few * read > kMostRead) continue;
+        if (chunks * plan_.chunk_size * numbers > most ||
+            chunks * plan_.chunk_size * read > kMostRead)
+          continue;
         // few rows need larger groups
         if (group < plan_.group && f_.rows * group < 2 * kManyThreads) continue;
-        plan_.keeps = true;
+        plan_.in_registers = true;
         plan_.group = group;
-        plan_.ahead = int(chunks);
+        plan_.chunks_at_once = int(chunks);
         plan_.saved = saved;
         plan_.passes = passes;
         return;
       }
   }
   int chunks_each(int group) const {
-    const std::int64_t step = group * plan_.few;
+    const std::int64_t step = group * plan_.chunk_size;
     return int(std::min<std::int64_t>((f_.inner + step - 1) / step, 1 << 20));
   }
 
@@ -179,9 +182,9 @@ bool are_columns(const FusedFacts& f) {
   return along_rows && !along;
 }
 PassPlan plan_columns(const FusedFacts& f) {
-  PassPlan plan{.few = f.few_along(f.outer - 1, false), .saved = Marks(f.code.size())};
-  plan.ahead = int(std::min<std::int64_t>(plan.few > 1 ? 4 : kTerms,
-                                          power_from(std::min<std::int64_t>(f.inner, kTerms))));
+  PassPlan plan{.chunk_size = f.few_along(f.outer - 1, false), .saved = Marks(f.code.size())};
+  plan.chunks_at_once = int(std::min<std::int64_t>(
+      plan.chunk_size > 1 ? 4 : kTerms, power_from(std::min<std::int64_t>(f.inner, kTerms))));
   return plan;
 }
 
@@ -195,10 +198,10 @@ std::optional<Parts> parts_of(const FusedFacts& f) {
   }
   const bool columns = are_columns(f);
   const auto plan = columns ? plan_columns(f) : plan_rows(f, 0);
-  const std::int64_t threads = columns ? f.rows / plan.few : f.rows * plan.group,
+  const std::int64_t threads = columns ? f.rows / plan.chunk_size : f.rows * plan.group,
                      least = columns ? 32 : 16 * plan.group,
                      // 2 or 4 blocks of 256 threads per multiprocessor
-      requested = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : plan.group * plan.few;
+      requested = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : plan.group * plan.chunk_size;
   if (threads >= kManyThreads) return {};
   const auto length = std::max((f.inner * threads + requested - 1) / requested, least);
   Parts p{0, (length + unit - 1) / unit * unit};

@@ -11,13 +11,13 @@ inline constexpr int kFoldBytes = 16;  // bytes of shared memory of a reduction 
 inline constexpr std::int64_t kManyRows = 8192;
 
 struct PassPlan {
-  int few = 1;               // elements per chunk
-  int group = 1, ahead = 1;  // threads per row; chunks loaded together
-  bool keeps = false;        // a row is loaded at once, and some values stay in registers
-  Marks saved = {};          // values that stay in registers or in shared memory
+  int chunk_size = 1;                 // elements per chunk
+  int group = 1, chunks_at_once = 1;  // threads per row; chunks loaded together
+  bool in_registers = false;          // a row is loaded at once, and some values stay in registers
+  Marks saved = {};                   // values that stay in registers or in shared memory
   std::vector<Marks> passes = {};
-  std::int64_t near_bytes = 0;             // bytes of shared memory, if rows are stored there
-  std::vector<std::int64_t> near_at = {};  // by load
+  std::int64_t shared_bytes = 0;  // bytes of shared memory, if rows are stored there
+  std::vector<std::int64_t> shared_offsets = {};  // by load
 };
 // near: available bytes of shared memory.
 PassPlan plan_rows(const FusedFacts&, std::int64_t near);

@@ -20,9 +20,9 @@ constexpr int kViews = 4;  // views up to this depth are recomputed by their rea
 
 struct NodeFacts {
   const Node* node = nullptr;
-  // Range in `references_`: its operands, and the nodes that its payload holds.
+  // Range in `edges_`: its operands, and the nodes that its payload holds.
   std::uint32_t first = 0, count = 0;
-  long references = 0;  // references from other nodes of the search
+  long reference_count = 0;  // references from other nodes of the search
   bool is_root = false;
   bool computed = false;   // by this evaluation, not only below a node with a value
   bool bound = false;      // depends on a tracer that is still referred to (EagerCache::bound)
@@ -32,15 +32,18 @@ struct NodeFacts {
   Names chunked_axes = {};
 };
 
+// Finds the nodes whose value the user can read again: more owners refer to them than other nodes
+// of the search do.
+//
 // For example, given loss = f(p1) and p1 = step(p0): if the user still has p1, p1 is an additional
 // result. Otherwise, each loss would recompute all previous steps.
-class Search {
+class CacheSearch {
  public:
-  explicit Search(const Nodes& roots) {
+  explicit CacheSearch(const Nodes& roots) {
     all_.reserve(16);
-    references_.reserve(16);
+    edges_.reserve(16);
     for (auto& r : roots) all_[number_of(r.get())].is_root = true;
-    for (std::uint32_t k = 0; k < all_.size(); ++k) refer(k);
+    for (std::uint32_t k = 0; k < all_.size(); ++k) add_references(k);
     by_age_.resize(all_.size());
     std::iota(by_age_.begin(), by_age_.end(), 0u);
     auto older = [&](auto a, auto b) { return all_[a].node->id < all_[b].node->id; };
@@ -52,7 +55,7 @@ class Search {
     for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) choose(all_[*k]);
     std::stable_sort(chosen_.begin(), chosen_.end(),
                      [](auto* a, auto* b) { return rank(*a) < rank(*b); });
-    std::int64_t left = 2 * most();
+    std::int64_t left = 2 * max_bytes();
     for (auto* s : chosen_) {
       if (s->node->bytes() > left) continue;
       left -= s->node->bytes();
@@ -67,13 +70,13 @@ class Search {
     if (is_new) all_.emplace_back().node = n;
     return number;
   }
-  void refer(std::uint32_t k) {
+  void add_references(std::uint32_t k) {
     auto& n = *all_[k].node;
-    auto first = references_.size();
+    auto first = edges_.size();
     auto add = [&](const Node* x, bool counts) {
       auto to = number_of(x);
-      references_.push_back(to);
-      all_[to].references += counts;
+      edges_.push_back(to);
+      all_[to].reference_count += counts;
     };
     for (auto& x : n.in)
       if (x) add(x.get(), true);
@@ -83,22 +86,23 @@ class Search {
         for (auto* x : held) add(x, counts);
       }
     all_[k].first = std::uint32_t(first);
-    all_[k].count = std::uint32_t(references_.size() - first);
+    all_[k].count = std::uint32_t(edges_.size() - first);
   }
-  std::span<const std::uint32_t> refers(const NodeFacts& s) const {
-    return {references_.data() + s.first, s.count};
+  std::span<const std::uint32_t> references_of(const NodeFacts& s) const {
+    return {edges_.data() + s.first, s.count};
   }
-  static bool referred_to(const NodeFacts& s) {
-    return s.node->weak_from_this().use_count() > s.references;
+  // More owners than the search has seen: an array of the user, or a tracer.
+  static bool is_held_by_user(const NodeFacts& s) {
+    return s.node->weak_from_this().use_count() > s.reference_count;
   }
-  static bool passes_on(const Node& n) {  // the value of in[0], or a view of it
+  static bool forwards_operand(const Node& n) {  // the value of in[0], or a view of it
     return n.op->kind == Kind::view ||
            (n.op->kind == Kind::wrap && n.op != &kCustomVjp && n.op != &prim::kLeave);
   }
   void mark_operands(NodeFacts& me) {  // readers first
     me.computed |= me.is_root;
     if (!me.computed || me.node->value) return;
-    auto operands = refers(me);
+    auto operands = references_of(me);
     // The operands of its backward function are not computed.
     if (me.node->op == &kCustomVjp) operands = operands.first(me.node->in.size());
     for (auto x : operands) all_[x].computed = true;
@@ -106,12 +110,12 @@ class Search {
 
   void add_facts(NodeFacts& me) {  // operands first
     auto& n = *me.node;
-    me.bound = n.op == &prim::kTracer && referred_to(me);
-    for (auto x : refers(me)) me.bound |= all_[x].bound;
+    me.bound = n.op == &prim::kTracer && is_held_by_user(me);
+    for (auto x : references_of(me)) me.bound |= all_[x].bound;
     regions_ |= n.op == &prim::kEnter;
     if (regions_) me.chunked_axes = chunked_axes(me);
-    if (passes_on(n) && !n.value && !n.in.empty() && n.in[0])
-      me.views = all_[refers(me)[0]].views + 1;
+    if (forwards_operand(n) && !n.value && !n.in.empty() && n.in[0])
+      me.views = all_[references_of(me)[0]].views + 1;
     if (me.bound)
       out_.bound.insert(&n);
     else if (n.value && n.op->kind != Kind::leaf)
@@ -130,7 +134,7 @@ class Search {
       for (auto a : all_[number_of(from.get())].chunked_axes) add(a);
       return out;
     }
-    auto next = refers(me).begin();
+    auto next = references_of(me).begin();
     for (std::size_t k = 0; n.op != &kLoop && k < n.in.size(); ++k) {
       if (!n.in[k]) continue;
       for (auto a : all_[*next++].chunked_axes) {
@@ -150,23 +154,23 @@ class Search {
     auto& n = *me.node;
     if (!me.computed || me.is_root || n.value) return;
     if (n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustomVjp) return;
-    if (!me.requested && !referred_to(me)) return;
-    if (passes_on(n) &&
+    if (!me.requested && !is_held_by_user(me)) return;
+    if (forwards_operand(n) &&
         (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
-      for (auto x : refers(me)) all_[x].requested = true;
-    } else if (n.free.empty() && me.chunked_axes.empty() && n.bytes() <= most() &&
+      for (auto x : references_of(me)) all_[x].requested = true;
+    } else if (n.free.empty() && me.chunked_axes.empty() && n.bytes() <= max_bytes() &&
                !is_generated(n.shared_from_this())) {
       chosen_.push_back(&me);
     }
   }
-  std::int64_t most() const { return std::max(kAlwaysCachedBytes, stored_); }
+  std::int64_t max_bytes() const { return std::max(kAlwaysCachedBytes, stored_); }
   static std::tuple<bool, bool, std::int64_t> rank(const NodeFacts& s) {
     return {s.bound, !is_stored(*s.node), s.node->bytes()};
   }
 
   Numbering numbers_;
   std::vector<NodeFacts> all_;
-  std::vector<std::uint32_t> references_, by_age_;
+  std::vector<std::uint32_t> edges_, by_age_;
   std::unordered_set<const Payload*> payloads_;
   std::vector<const NodeFacts*> chosen_;
   std::int64_t stored_ = 0;
@@ -184,7 +188,7 @@ EagerCache choose_eager_cache(const Nodes& roots, const std::vector<const Node*>
   const bool alone = std::all_of(roots.begin(), roots.end(), is_op) &&
                      std::all_of(nodes.begin(), nodes.end(), plain) &&
                      std::size_t(std::count_if(nodes.begin(), nodes.end(), is_op)) == roots.size();
-  return alone ? EagerCache{} : Search(roots).run();
+  return alone ? EagerCache{} : CacheSearch(roots).run();
 }
 
 }  // namespace haliax

@@ -200,7 +200,9 @@ class DeferNormalization {
                        [&](auto& y) { return hides_nan(y, factor, under_select || is_select); });
   }
   // Returns a sum over keys of weights times the matmul of g and v, computed from the weighted
-  // values, and adds the matmul to `summed`. Null: the sum does not have this form.
+  // values, and adds the matmul to `summed`. Null: the sum does not have this form. For example,
+  // n_q = sum_k w_qk (sum_d g_qd v_kd) becomes sum_d g_qd o_qd, where o = sum_k w_qk v_kd is in the
+  // graph (first loop) or is created (below).
   NodePtr from_weighted_values(const Node& n, Set& summed) const {
     const auto keys = without_axes(n.in[0]->axes, n.axes);
     Factors terms(n.in[0]);
@@ -214,16 +216,18 @@ class DeferNormalization {
         if (!without_axes(n.axes, g->axes).empty()) continue;
         for (auto& o : matmuls_)
           for (std::size_t k : {0u, 1u}) {
-            bool values = o->in[k] == v && same_set(contracted_axes(*o), keys) &&
-                          same_set(contracted_axes(*f.of), without_axes(g->axes, n.axes));
-            if (!values || !same_set(o->axes, g->axes) || !Factors(o->in[1 - k]).is(terms, f.of))
+            bool is_weighted_values =
+                o->in[k] == v && same_set(contracted_axes(*o), keys) &&
+                same_set(contracted_axes(*f.of), without_axes(g->axes, n.axes));
+            if (!is_weighted_values || !same_set(o->axes, g->axes) ||
+                !Factors(o->in[1 - k]).is(terms, f.of))
               continue;
             summed.insert(f.of);
             return prim::contract(g, o, n.axes, n.dtype);
           }
-        bool values =
+        bool may_create =
             creates_values_ && same_set(contracted_axes(*f.of), without_axes(g->axes, n.axes));
-        if (auto w = values ? without(n.in[0], f.of) : nullptr) {
+        if (auto w = may_create ? without(n.in[0], f.of) : nullptr) {
           summed.insert(f.of);
           const auto wide = n.dtype == DType::f64 ? n.dtype : DType::f32;
           auto o = prim::contract(prim::cast(w, v->dtype), v, g->axes, wide);

@@ -54,21 +54,7 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   }
   if (!boundary) return;
   axis_ = *find(*boundary, tiled_axis(key).name);
-  std::unordered_set<const Node*> read;
-  for (auto& r : roots_) read.insert(r.get());
-  for (auto& n : level_) {
-    auto scan = n->op->block_scan ? n->op->block_scan(n, {}) : std::nullopt;
-    for (auto& x : n->in) {
-      bool unread =
-          scan && std::find(scan->reads.begin(), scan->reads.end(), x) == scan->reads.end();
-      if (unread)
-        member(*x).unread = true;
-      else if (x)
-        read.insert(x.get());
-    }
-  }
-  for (auto* x : read)
-    if (facts_of(*x).unread) member(*x).unread = false;
+  find_unread();
   find_bridges();
   // Repeats until no further loop along the axis is found. The nodes in the body of such a loop are
   // not members of the region.
@@ -86,6 +72,25 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   empty_ = refusal_.empty() && std::none_of(members_.begin(), members_.end(),
                                             [](auto& m) { return m.second.role.inside; });
   if (refusal_.empty()) assign_passes();
+}
+// Marks the operands of an op with a block scan that the scan does not read, and that no other node
+// reads.
+void Region::find_unread() {
+  std::unordered_set<const Node*> read;
+  for (auto& r : roots_) read.insert(r.get());
+  for (auto& n : level_) {
+    auto scan = n->op->block_scan ? n->op->block_scan(n, {}) : std::nullopt;
+    for (auto& x : n->in) {
+      bool unread =
+          scan && std::find(scan->reads.begin(), scan->reads.end(), x) == scan->reads.end();
+      if (unread)
+        member(*x).unread = true;
+      else if (x)
+        read.insert(x.get());
+    }
+  }
+  for (auto* x : read)
+    if (facts_of(*x).unread) member(*x).unread = false;
 }
 
 void Region::refuse(const Node& n, const std::string& why) {
@@ -187,6 +192,15 @@ Names Region::names_read_by(const NodePtr& n, bool& partial) const {
 }
 // Determines whether n is in the region, and the name of the tiled axis in n. Returns true if this
 // changed the role of n.
+//
+// - A block scan on tiles, or a result of a loop along the axis, is inside.
+// - A node that reads no value with the axis, and no partial sum, is outside.
+// - A slice x[i] at the index i of a loop marks that loop as one along the axis. The slice itself
+// is
+//   outside.
+// - A node that reads two names of the axis is refused. For example, x + y, where y is x with "pos"
+//   renamed to "key".
+// - Any other node is inside. It has the axis unless it reduces it.
 bool Region::infer_role(const NodePtr& n) {
   if (!refusal_.empty() || contains(n) || in_body_along_axis(*n)) return false;
   if (infer_scan(n)) return member(*n).role.inside = true;

@@ -115,6 +115,7 @@ class Region {
   bool has_axis(const Node& n, Name a) const;
   void refuse(const Node&, const std::string& why);  // the first refusal counts
   // ---- region.cpp: membership, and the pass of each node ----
+  void find_unread();
   void find_bridges();
   Names names_read_by(const NodePtr&, bool& partial) const;
   bool infer_role(const NodePtr&);

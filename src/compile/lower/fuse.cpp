@@ -276,12 +276,14 @@ struct Builder {
     bool unrenamed;
   };
   // Collects the anchored nodes that the computation of n reads, and in `after` the nodes that must
-  // be computed first: starts of slices, and operands that barriers wait for.
-  void reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
-    // How a path from n reaches a node. viewed: read from memory, at other positions. Such a path
-    // stays `viewed` after a rename.
+  // be computed first: starts of slices, and operands that barriers wait for. For example, given
+  // n = exp(t) + rename(t, a -> b) + slice(t), the paths to t are unrenamed, renamed and viewed.
+  // Only a node whose path is unrenamed can share a kernel with n.
+  void collect_reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
+    // How a path from n reaches a node. viewed: read from memory, at other positions. Ordered: a
+    // longer path never becomes more direct.
     enum How { unrenamed = 1, renamed = 2, viewed = 4 };
-    std::unordered_map<const Node*, int> seen;  // the kinds of paths that were followed
+    std::unordered_map<const Node*, int> seen;  // bit set of the paths that were followed
     std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
       auto& s = seen[x.get()];
       if ((s & how) || (how == renamed && (s & viewed))) return;
@@ -380,17 +382,19 @@ struct Builder {
           !tried.insert(u).second)
         return;
       if (!joins(n, scope.units[std::size_t(u)], outer, inner)) return;
-      bool ok = true;
+      // n joins kernel u only if this closes no cycle: no other unit that n reads may depend on u.
+      // Values of u itself must be computed by its instructions, not read from memory.
+      bool may_join = true;
       for (auto& other : read) {
         int o = unit_of(other.node.get());
         if (o == u)
-          ok &= other.unrenamed && nodes.anchored.count(other.node.get());
+          may_join &= other.unrenamed && nodes.anchored.count(other.node.get());
         else if (o >= 0)
-          ok &= !is_downstream(o, u);
+          may_join &= !is_downstream(o, u);
       }
       for (auto& a : after)
-        for (int o : units_below(a)) ok &= !is_downstream(o, u);
-      if (ok) into = u;
+        for (int o : units_below(a)) may_join &= !is_downstream(o, u);
+      if (may_join) into = u;
     };
     for (auto r = read.rbegin(); r != read.rend(); ++r)
       if (r->unrenamed) try_in(unit_of(r->node.get()));
@@ -440,7 +444,7 @@ struct Builder {
   void assign(const NodePtr& n) {
     std::vector<Read> read;
     Nodes after;
-    reads(n, read, after);
+    collect_reads(n, read, after);
     Axes outer, inner;
     bool fuses = fuse && nodes.anchored.count(n.get()) &&
                  (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
@@ -519,7 +523,7 @@ struct Builder {
     } else {  // computed by the copy, from results of other units
       std::vector<Read> read;
       Nodes after;
-      reads(n, read, after);
+      collect_reads(n, read, after);
       for (auto& r : read) nodes.store_in_memory(r.node);
     }
     int id = add_unit(std::move(u));

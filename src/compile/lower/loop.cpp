@@ -87,6 +87,7 @@ void Lowering::body(const LoweredLoop& t, std::size_t b, bool deferred) {
     conditional(*condition, iteration);
   } else {
     s.loop.variable = p_.loops++;
+    // The smaller last chunk starts after 0 and has one iteration, so its index is a constant.
     variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
     push_with_body(std::move(s), iteration);
   }

@@ -118,7 +118,9 @@ Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
         part.start * view(all, reader.axes, {*find(reader, AlongAttr::of(reader).axis)}).strides[0];
   Nodes views;  // the views between the node and the operand, outermost first
   for (auto x = part.operand; x != n; x = x->in[0]) views.push_back(x);
-  auto axes = n->axes;  // renamed to the names in `reader`
+  // The names in `reader`. For example, x (pos, head) is read as rename(x, head -> embed): its axes
+  // in the reader are (pos, embed).
+  auto axes = n->axes;
   for (auto& a : axes)
     for (auto by = views.rbegin(); by != views.rend(); ++by)
       a.name = name_in_result(**by, 0, a.name);
@@ -245,29 +247,31 @@ void Lowering::collective(const NodePtr& n) {
   retained_.insert(retained_.end(), results.begin(), results.end());
 }
 // Lowers a ring contraction. The block of another rank is in memory while it is contracted, and is
-// sent to the next rank from there.
+// sent to the next rank from there. Step r of rank i contracts positions (i + r) % ranks * size of
+// `fixed` with the block that it has: first its own, then those received from rank i + 1.
 void Lowering::ring(const NodePtr& n) {
   auto& w = collective_spec_of(*n);
-  auto &other = n->in[0], &block = n->in[1];
+  auto &fixed = n->in[0], &rotating = n->in[1];
   auto result = collective_result(n, 0);
-  auto out = target_place(result), its = place_of(other), mine = place_of(block);
-  auto size = find(*block, w.along[0])->size;
+  auto out = target_place(result), fixed_place = place_of(fixed), block_place = place_of(rotating);
+  auto size = find(*rotating, w.along[0])->size;
   bool sums = !find(*result, w.along[0]);
   for (std::int64_t ring_step = 0; ring_step < w.ranks; ++ring_step) {
     if (ring_step > 0) {
-      auto next = fresh(block->axes, block->dtype, "scratch");
+      auto next = fresh(rotating->axes, rotating->dtype, "scratch");
       p_.slots.back().gathered = true;
       Step s{.kind = program::Kind::collective, .collective = w.collective};
-      for (auto [side, place] : {std::pair{&s.collective.x, &mine}, {&s.collective.out, &next}})
-        side->push_back({sizes(block->axes), view(*place, block->axes, block->axes)});
+      for (auto [side, place] :
+           {std::pair{&s.collective.x, &block_place}, {&s.collective.out, &next}})
+        side->push_back({sizes(rotating->axes), view(*place, rotating->axes, rotating->axes)});
       s.collective.dim = {-1};
       push(std::move(s));
-      mine = next;
+      block_place = next;
     }
     const auto start = (w.rank + ring_step) % w.ranks * size;
     contract(block_of({out, result->axes}, w.along[0], size, start),
-             block_of({its, other->axes}, w.along[0], size, start), {mine, block->axes},
-             sums && ring_step > 0);
+             block_of({fixed_place, fixed->axes}, w.along[0], size, start),
+             {block_place, rotating->axes}, sums && ring_step > 0);
   }
   set_place(result.get(), out);
   retained_.push_back(result);

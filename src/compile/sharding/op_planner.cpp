@@ -116,9 +116,9 @@ bool OpPlanner::leave_to_readers(int n) {
 // y + z of two sums that are partial over x, both stay partial, and the result is reduced once.
 // Given exp(y) of a sum y[a, b] that is partial over x, y is reduced first: scattered along a if a
 // reader shards a along x, and then `work` is [a: x].
-OpPlanner::Pending OpPlanner::partial_operands(int n, Sharding& work) {
+OpPlanner::PartialOperands OpPlanner::partial_operands(int n, Sharding& work) {
   auto& me = node(n);
-  Pending partial_of;
+  PartialOperands partial_of;
   // Returns false if it changed `work`, on which earlier decisions depend.
   auto decide_all = [&] {
     partial_of.assign(me.in.size(), {});
@@ -152,7 +152,7 @@ void OpPlanner::compute_op(int n) {
   if (leave_to_readers(n)) return;
   auto& me = node(n);
   Sharding work, usual;
-  Pending partial_of;
+  PartialOperands partial_of;
   {
     OriginScope due(me.origin);
     work = usual = shardings_.work_of(n, Choice::usual);
@@ -170,13 +170,14 @@ void OpPlanner::compute_op(int n) {
   if (auto wide = in_wider_sums(n, result)) return plan_replacement(n, wide);
   if (auto sum = separate_from_base(n, result)) return plan_replacement(n, sum);
   if (moves_.regroup(n, work, partial)) return;
-  double paid = plan().bytes;
+  const double bytes_before = plan().bytes;
   compute_at(n, work, partial_of, partial, result);
-  bool pays = plan().bytes > paid || (rules::picks(me) && !result.partial.empty());
-  for (auto& [x, m] : result.partial) pays |= preferred(n).uses(x);
-  if (pays) add_alternative_shardings(n, usual);
+  // alternatives are only worth a search if this op communicates, or its partial result will
+  bool communicates = plan().bytes > bytes_before || (rules::picks(me) && !result.partial.empty());
+  for (auto& [x, m] : result.partial) communicates |= preferred(n).uses(x);
+  if (communicates) add_alternative_shardings(n, usual);
 }
-void OpPlanner::compute_at(int n, const Sharding& work, const Pending& partial_of,
+void OpPlanner::compute_at(int n, const Sharding& work, const PartialOperands& partial_of,
                            const Sharding& partial, const Sharding& result) {
   auto& me = node(n);
   const auto in = graph_.at(n).in;  // a copy, since the graph may grow

@@ -19,9 +19,9 @@ class OpPlanner : PlanBuilder {
   void compute_op(int n);
   void plan_constraint(int n);
   bool leave_to_readers(int n);
-  using Pending = std::vector<std::vector<std::pair<int, Monoid>>>;  // per operand
-  Pending partial_operands(int n, Sharding& work);
-  void compute_at(int n, const Sharding& work, const Pending&, const Sharding& partial,
+  using PartialOperands = std::vector<std::vector<std::pair<int, Monoid>>>;  // per operand
+  PartialOperands partial_operands(int n, Sharding& work);
+  void compute_at(int n, const Sharding& work, const PartialOperands&, const Sharding& partial,
                   const Sharding& result);
   void add_alternative_shardings(int n, const Sharding& usual);
   void plan_replacement(int n, const NodePtr& other);  // plans `other`, which replaces n

@@ -222,7 +222,7 @@ struct Regather {
   }
   // Groups the readers of a weight that is gathered in r: readers in this body, and readers in each
   // loop. Returns nothing if a loop or a result reads the gathered weight as such.
-  std::vector<Gathered> found(int gather, int r) const {
+  std::vector<Gathered> readers_by_loop(int gather, int r) const {
     Gathered all;
     all.versions = {gather};
     std::map<int, Gathered> parts;  // by body
@@ -247,11 +247,11 @@ struct Regather {
     return out;
   }
   // Returns the gathers in r that are large, one entry per weight.
-  std::vector<std::vector<Gathered>> large(int r) const {
+  std::vector<std::vector<Gathered>> large_gathers(int r) const {
     std::vector<std::vector<Gathered>> out;
     for (int k : plan.body(r).versions)
       if (gathers(k, r) && !gathers(plan.version(k).in[0], r))
-        if (auto parts = found(k, r); !parts.empty() && parts[0].bytes > kNegligibleBytes)
+        if (auto parts = readers_by_loop(k, r); !parts.empty() && parts[0].bytes > kNegligibleBytes)
           out.push_back(std::move(parts));
     return out;
   }
@@ -286,13 +286,14 @@ struct Regather {
     });
   }
 
-  // Repeats a gather for some of its readers, just before the first of them.
-  void repeat(const Gathered& g, const std::set<int>& by, int r) {
+  // Repeats a gather for some of its readers, just before the first of them. For example, a weight
+  // is gathered once and read by f and b; repeated for {b}: gather, f, gather again, b.
+  void repeat(const Gathered& g, const std::set<int>& for_readers, int r) {
     std::set<int> requested;
     for (auto k = g.versions.rbegin(); k != g.versions.rend(); ++k)
       for (int x : readers[std::size_t(*k)])
-        if (requested.count(x) || by.count(x)) requested.insert(*k);
-    int first = *std::min_element(by.begin(), by.end(),
+        if (requested.count(x) || for_readers.count(x)) requested.insert(*k);
+    int first = *std::min_element(for_readers.begin(), for_readers.end(),
                                   [&](int a, int b) { return place(a, r) < place(b, r); });
     auto& versions = plan.body(r).versions;
     auto before = versions.begin() + place(first, r);
@@ -312,11 +313,11 @@ struct Regather {
     for (auto& [k, t] : copy_of) {
       auto& old = readers[std::size_t(k)];
       for (int x : old)
-        if (by.count(x) || copy_of.count(x))
-          readers[std::size_t(t)].push_back(by.count(x) ? x : copy_of[x]);
-      std::erase_if(old, [&](int x) { return by.count(x) > 0; });
+        if (for_readers.count(x) || copy_of.count(x))
+          readers[std::size_t(t)].push_back(for_readers.count(x) ? x : copy_of[x]);
+      std::erase_if(old, [&](int x) { return for_readers.count(x) > 0; });
     }
-    for (int k : by)
+    for (int k : for_readers)
       for (int& x : plan.version(k).in)
         if (copy_of.count(x)) x = copy_of[x];
   }
@@ -355,7 +356,7 @@ struct Regather {
   // each version of the body is computed.
   void repeat_after_intervals(int r, std::vector<double>& resident, double limit) {
     std::vector<Gathered> idle, repeated;
-    for (auto& parts : large(r)) {
+    for (auto& parts : large_gathers(r)) {
       Gathered g;
       g.versions = parts[0].versions;
       g.bytes = parts[0].bytes;
@@ -377,10 +378,10 @@ struct Regather {
     each_inner_body(
         r, [&](int body, std::size_t at) { resident_before[std::size_t(body)] = resident[at]; });
     for (auto& g : repeated) {
-      std::set<int> by;
+      std::set<int> for_readers;
       for (int k : g.readers)
-        if (place(k, r) >= g.idle_to) by.insert(k);
-      repeat(g, by, r);
+        if (place(k, r) >= g.idle_to) for_readers.insert(k);
+      repeat(g, for_readers, r);
     }
   }
   // Calls f(body, position of its loop) for the bodies of the loops in r.
@@ -390,7 +391,7 @@ struct Regather {
   }
 
   void run(int r) {
-    auto weights = large(r);
+    auto weights = large_gathers(r);
     double limit = kBucket;  // at least one weight may be resident
     for (auto& parts : weights)
       for (auto& g : parts)
