@@ -13,15 +13,17 @@ from consumer_test import LIBRARY, ROOT, install
 TUTORIAL, QUICK_START = (ROOT / "docs/get-started/tutorial.md",
                          ROOT / "docs/get-started/quick-start.md")
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
+LOCATION = re.compile(r"\w+\.cpp:\d+")
 
 
 def matches(shown, printed):
-    """True if the words are equal and each number differs by at most 30 %: losses depend on the
-    machine and on the text."""
+    """True if the words and the source locations are equal and each other number differs by at most
+    30 %: losses depend on the machine and on the text."""
     def value(number):
         return float(number.replace(",", ""))
     numbers = zip(NUMBER.findall(shown), NUMBER.findall(printed))
     return (NUMBER.sub("#", shown) == NUMBER.sub("#", printed) and
+            LOCATION.findall(shown) == LOCATION.findall(printed) and
             all(abs(value(a) - value(b)) <= 0.3 * value(a) for a, b in numbers))
 
 
