@@ -63,7 +63,8 @@ class Tokenizer {
   /// Returns the id of a token, or nothing. A token of a byte-level vocabulary is spelled as in the
   /// file: `"Ġthe"`.
   std::optional<int> id_of(std::string_view token) const;
-  /// Returns the token with this id, as spelled in the file, or nothing.
+  /// Returns the token with this id, as spelled in the file, or nothing. An added token that is
+  /// found in the normalized text is spelled as there: `foo` for `Foo` with `Lowercase`.
   std::optional<std::string> token_of(int id) const;
   /// Returns true if the id is that of a special token, such as `<|endoftext|>`.
   bool is_special(int id) const;

@@ -135,4 +135,65 @@ TEST_CASE("tokenizer: StripAccents removes all combining marks") {
   const auto tokenizer = Tokenizer::parse(spec.dump());
   // nonspacing, spacing (Devanagari) and enclosing marks
   CHECK(tokenizer.encode("e\u0301a\u093ex\u20e4") == tokenizer.encode("eax"));
+  CHECK(tokenizer.encode("e\u1cf2x") == tokenizer.encode("ex"));  // a letter since Unicode 12
+}
+TEST_CASE("tokenizer: StripAccents retains marks that are newer than the tables of the package") {
+  auto spec = spec_of("gpt2");
+  spec["normalizer"] = Json::parse(R"({"type": "StripAccents"})");
+  const auto tokenizer = Tokenizer::parse(spec.dump());
+  CHECK(tokenizer.decode(tokenizer.encode("a\u07fdb\u0301")) == "a\u07fdb");
+}
+TEST_CASE("tokenizer: NFKC and Lowercase use the versions of Unicode of the package") {
+  auto spec = spec_of("gpt2");
+  spec["normalizer"] = Json::parse(R"({"type": "Sequence", "normalizers": [
+      {"type": "NFKC"}, {"type": "Lowercase"}]})");
+  const auto tokenizer = Tokenizer::parse(spec.dump());
+  const auto changed = [&](const char* text) { return tokenizer.decode(tokenizer.encode(text)); };
+  CHECK(changed("\uff21\U0001e030") == "a\U0001e030");  // a modifier letter of Unicode 15
+  // Its order among other marks stays as well.
+  CHECK(changed("x\u0345\U0001e4ec\u0301") == "x\u0345\U0001e4ec\u0301");
+  CHECK(changed("\u1c89\ua7cb\ua7dc") == "\u1c8a\u0264\u019b");  // letters of Unicode 16
+  CHECK(changed("\U00010d50\U00010d65") == "\U00010d70\U00010d85");
+  CHECK(changed("\ua7ce\U00016ea0\U00016eb8") == "\ua7cf\U00016ebb\U00016ed3");  // of 17
+}
+TEST_CASE("tokenizer: patterns match the marks of Unicode 15 and 16") {
+  auto spec = spec_of("gpt2");
+  const auto split_by = [&](const char* pattern) {
+    spec["pre_tokenizer"] = Json::parse(R"({"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "behavior": "Removed", "invert": false, "pattern": {"Regex": ""}},
+        {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]})");
+    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pattern;
+    const auto tokenizer = Tokenizer::parse(spec.dump());
+    return tokenizer.decode(tokenizer.encode("a \u0cf3\U0001e4ec\u0897."));
+  };
+  CHECK(split_by("\\p{M}+") == "a .");
+  CHECK(split_by("[\\p{M}]+") == "a .");
+  CHECK(split_by("\\w+") == " .");
+  CHECK(split_by("\\P{M}+") == "\u0cf3\U0001e4ec\u0897");
+}
+TEST_CASE("tokenizer: a normalized added token is decoded as it is found in the text") {
+  auto spec = spec_of("gpt2");
+  spec["normalizer"] = Json::parse(R"({"type": "Lowercase"})");
+  auto add = [&](const char* text, int id, bool normalized, bool special) {
+    spec["added_tokens"].push_back({{"id", id},
+                                    {"content", text},
+                                    {"normalized", normalized},
+                                    {"special", special},
+                                    {"single_word", false},
+                                    {"lstrip", false},
+                                    {"rstrip", false}});
+  };
+  const int first = Tokenizer::parse(spec.dump()).vocab_size();
+  add("Foo", first, true, false);
+  add("Bar", first + 1, false, false);
+  add("Baz", first + 2, true, true);
+  const auto tokenizer = Tokenizer::parse(spec.dump());
+  CHECK(tokenizer.encode("FOOBar") == std::vector{first, first + 1});
+  CHECK(tokenizer.decode({first, first + 1}) == "fooBar");
+  CHECK(tokenizer.token_of(first) == "foo");
+  CHECK(tokenizer.id_of("Foo") == first);
+  CHECK(!tokenizer.id_of("foo"));
+  // The package skips special tokens by their original spelling.
+  CHECK(tokenizer.is_special(first + 2));
+  CHECK(tokenizer.decode({first + 2}) == "baz");
 }

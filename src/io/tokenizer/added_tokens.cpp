@@ -23,10 +23,10 @@ AddedTokens::AddedTokens(const nlohmann::json& list, const Normalizer* normalize
     if (t.id < 0) fail("Tokenizer", "the token {} has the id {}", printable(t.text), t.id);
     by_id_[t.id] = all_.size();
     by_text_[t.text] = all_.size();
-    auto text = t.text;
+    t.decoded = t.text;
     bool moved = false;
-    if (t.normalized && normalizer) normalizer->apply(text, moved);
-    if (!text.empty()) tries_[t.normalized].add(text, int(all_.size()));
+    if (t.normalized && normalizer) normalizer->apply(t.decoded, moved);
+    if (!t.decoded.empty()) tries_[t.normalized].add(t.decoded, int(all_.size()));
     all_.push_back(std::move(t));
   }
 }

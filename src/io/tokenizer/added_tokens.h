@@ -13,7 +13,8 @@ namespace haliax {
 
 struct AddedToken {
   int id = 0;
-  std::string text;
+  std::string text;                     // in the file
+  std::string decoded;                  // after normalization, if `normalized`
   bool single_word = false;             // not a part of a word
   bool lstrip = false, rstrip = false;  // includes spaces before and after it
   bool normalized = false;              // is found in the normalized text

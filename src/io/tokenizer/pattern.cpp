@@ -27,7 +27,7 @@ constexpr const char* kWords = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d
 struct CharacterRange {
   char32_t first, last;
 };
-// The letters and the numbers that Unicode 15 and 16 added, which PCRE2 may lack.
+// The letters, the numbers and the marks that Unicode 15 and 16 added, which PCRE2 may lack.
 constexpr CharacterRange kNewLetters[] = {
     {0x1c89, 0x1c8a},   {0xa7cb, 0xa7cd},   {0xa7da, 0xa7dc},   {0x105c0, 0x105f3},
     {0x10d4a, 0x10d65}, {0x10d6f, 0x10d85}, {0x10ec2, 0x10ec4}, {0x1123f, 0x11240},
@@ -45,6 +45,14 @@ constexpr CharacterRange kNewNumbers[] = {
     {0x1e4f0, 0x1e4f9}, {0x1e5f1, 0x1e5fa},
 };
 
+constexpr CharacterRange kNewMarks[] = {
+    {0x897, 0x897},     {0xcf3, 0xcf3},     {0xece, 0xece},     {0x10d69, 0x10d6d},
+    {0x10efc, 0x10eff}, {0x11241, 0x11241}, {0x113b8, 0x113c0}, {0x113c2, 0x113c2},
+    {0x113c5, 0x113c5}, {0x113c7, 0x113ca}, {0x113cc, 0x113d0}, {0x113d2, 0x113d2},
+    {0x113e1, 0x113e2}, {0x11f00, 0x11f01}, {0x11f03, 0x11f03}, {0x11f34, 0x11f3a},
+    {0x11f3e, 0x11f42}, {0x11f5a, 0x11f5a}, {0x13440, 0x13440}, {0x13447, 0x13455},
+    {0x1611e, 0x1612f}, {0x1e08f, 0x1e08f}, {0x1e4ec, 0x1e4ef}, {0x1e5ee, 0x1e5ef}};
+
 template <std::size_t N> std::string class_of(const CharacterRange (&ranges)[N]) {
   std::string out;
   for (auto& r : ranges)
@@ -59,12 +67,13 @@ template <std::size_t N> bool is_in(char32_t c, const CharacterRange (&ranges)[N
 bool has_new_characters(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const auto byte = static_cast<unsigned char>(text[at]);
-    if (byte != 0xe1 && byte != 0xea && byte != 0xf0) {  // the first bytes of the ranges
+    // the first bytes of the ranges
+    if (byte != 0xe0 && byte != 0xe1 && byte != 0xea && byte != 0xf0) {
       ++at;
       continue;
     }
     const auto c = next_character(text, at);
-    if (is_in(c, kNewLetters) || is_in(c, kNewNumbers)) return true;
+    if (is_in(c, kNewLetters) || is_in(c, kNewNumbers) || is_in(c, kNewMarks)) return true;
   }
   return false;
 }
@@ -99,7 +108,8 @@ std::string property_name(std::string name) {
 // Translates Oniguruma's syntax to that of PCRE2. `all` adds the new characters to classes, which
 // makes them several times slower.
 std::string translated(std::string_view pattern, bool all) {
-  const auto letters = all ? class_of(kNewLetters) : "", numbers = all ? class_of(kNewNumbers) : "";
+  const auto letters = all ? class_of(kNewLetters) : "", numbers = all ? class_of(kNewNumbers) : "",
+             marks = all ? class_of(kNewMarks) : "";
   std::string out;
   int depth = 0;  // nesting level of brackets
   for (std::size_t i = 0; i < pattern.size(); ++i) {
@@ -142,7 +152,7 @@ std::string translated(std::string_view pattern, bool all) {
       if (kind == 's' || kind == 'S') {
         in_class(kSpaces, kind == 'S');
       } else if (kind == 'w' || kind == 'W') {
-        in_class(kWords + letters + numbers, kind == 'W');
+        in_class(kWords + letters + numbers + marks, kind == 'W');
       } else if (end != pattern.npos) {
         const auto name = property_name(std::string(pattern.substr(i + 2, end - i - 2)));
         if (depth > 0 && kind == 'P')
@@ -151,6 +161,8 @@ std::string translated(std::string_view pattern, bool all) {
           with_new(name, letters);
         else if (name == "N")
           with_new(name, numbers);
+        else if (name == "M")
+          with_new(name, marks);
         else
           out += std::string("\\") + kind + "{" + name + "}";
         i = end;

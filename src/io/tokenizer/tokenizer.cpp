@@ -96,7 +96,7 @@ struct Tokenizer::Impl {
     }
   }
   const std::string* token(int id) const {
-    if (auto* t = added.with_id(id)) return &t->text;
+    if (auto* t = added.with_id(id)) return &t->decoded;
     return model->token(id);
   }
 };
@@ -178,6 +178,7 @@ std::optional<std::string> Tokenizer::token_of(int id) const {
   return t ? std::optional(*t) : std::nullopt;
 }
 bool Tokenizer::is_special(int id) const {
+  if (auto* added = impl_->added.with_id(id)) return added->special;
   auto* t = impl_->token(id);
   return t && impl_->added.is_special(*t);
 }

@@ -41,7 +41,7 @@ bool is_space(char32_t c);           // White_Space
 bool is_word(char32_t c);            // a letter, mark, decimal digit or connector, as \w
 bool is_number(char32_t c);          // any category N
 bool is_punctuation(char32_t c);     // ASCII punctuation, or any category P
-bool is_combining_mark(char32_t c);  // categories Mn, Mc and Me
+bool is_combining_mark(char32_t c);  // categories Mn, Mc and Me of Unicode 8
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 std::string normalized(std::string_view text, NormalForm);
