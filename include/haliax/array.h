@@ -20,9 +20,11 @@ class Node;
 /// A shared handle to an immutable node of the graph. The type is opaque to users.
 using NodePtr = std::shared_ptr<const Node>;
 class Arr;
-class Picks;  // defined in haliax/ops.h, like the next four
+class Picks;  // defined in the headers of haliax/ops.h, like the next six
 class PickedPart;
+struct LabelBinding;
 struct ReduceOptions;
+struct SliceLength;
 struct VarOptions;
 struct DotOptions;
 
@@ -264,8 +266,8 @@ class NamedArray {
   NamedArray argsort(const AxisSelector& axis, SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::astype`.
   NamedArray astype(DType dtype, SourceLocation at = SourceLocation::current()) const;
-  /// Computes `haliax::clip` with both bounds.
-  NamedArray clip(const Arr& min, const Arr& max,
+  /// Computes `haliax::clip`. Either bound may be `std::nullopt`.
+  NamedArray clip(const std::optional<Arr>& min, const std::optional<Arr>& max,
                   SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::round`.
   NamedArray round(int decimals = 0, SourceLocation at = SourceLocation::current()) const;
@@ -282,7 +284,7 @@ class NamedArray {
   NamedArray dot(const std::vector<NamedArray>& others, const AxisSelection& axis,
                  const DotOptions& options, SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::rename`.
-  NamedArray rename(std::initializer_list<std::pair<Name, Name>> renames,
+  NamedArray rename(std::initializer_list<std::pair<AxisSelector, AxisSelector>> renames,
                     SourceLocation at = SourceLocation::current()) const;
   NamedArray rename(const AxisSelector& from, const AxisSelector& to,
                     SourceLocation at = SourceLocation::current()) const;
@@ -292,6 +294,8 @@ class NamedArray {
   NamedArray rearrange(const Names& order, SourceLocation at = SourceLocation::current()) const;
   NamedArray rearrange(const Axes& order, SourceLocation at = SourceLocation::current()) const;
   NamedArray rearrange(std::string_view spec, SourceLocation at = SourceLocation::current()) const;
+  NamedArray rearrange(std::string_view spec, std::initializer_list<LabelBinding> bindings,
+                       SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::broadcast_axis`.
   NamedArray broadcast_axis(const AxisSpec& axes,
                             SourceLocation at = SourceLocation::current()) const;
@@ -307,11 +311,16 @@ class NamedArray {
   /// Computes `haliax::ravel`.
   NamedArray ravel(const AxisSelector& new_axis,
                    SourceLocation at = SourceLocation::current()) const;
+  NamedArray flatten(const AxisSelector& new_axis,
+                     SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::take`.
   NamedArray take(const AxisSelector& axis, const Arr& index,
                   SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::slice`.
   NamedArray slice(const AxisSelector& axis, const Arr& start, std::int64_t length,
+                   SourceLocation at = SourceLocation::current()) const;
+  NamedArray slice(const std::vector<std::pair<AxisSelector, Arr>>& start,
+                   const std::vector<std::pair<AxisSelector, SliceLength>>& length,
                    SourceLocation at = SourceLocation::current()) const;
   /// Computes `haliax::updated_slice`.
   NamedArray updated_slice(const std::vector<std::pair<AxisSelector, NamedArray>>& start,

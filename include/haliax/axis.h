@@ -228,7 +228,7 @@ Names axis_name(const Axes& axes);
 /// Returns the axis with a name, or null.
 const Axis* find_axis(const Axes& axes, Name name);
 /// Returns true if the selection contains every axis of `axes`.
-bool selects_axis(const AxisSelection& selection, const Axes& axes);
+bool selects_axis(const AxisSelection& selection, const AxisSpec& axes);
 /// Returns the axis of a selector, with its size.
 ///
 /// @throws haliax::Error if `axes` lacks it, or it has another size
@@ -262,24 +262,27 @@ template <class... More> auto make_axes(const char* name, std::int64_t size, Mor
 }
 
 /// Returns the axes of `a`, then the axes of `b`. Raises if a name is in both.
-Axes concat_axes(const Axes& a, const Axes& b, SourceLocation at = SourceLocation::current());
+Axes concat_axes(const AxisSpec& a, const AxisSpec& b,
+                 SourceLocation at = SourceLocation::current());
 /// The same as `concat_axes`, which is another name of it in Haliax.
-inline Axes concat_axis_specs(const Axes& a, const Axes& b,
+inline Axes concat_axis_specs(const AxisSpec& a, const AxisSpec& b,
                               SourceLocation at = SourceLocation::current()) {
   return concat_axes(a, b, at);
 }
 /// Returns the axes of `a`, then the axes of `b` that `a` lacks.
-Axes union_axes(const Axes& a, const Axes& b, SourceLocation at = SourceLocation::current());
+Axes union_axes(const AxisSpec& a, const AxisSpec& b,
+                SourceLocation at = SourceLocation::current());
 /// Returns the axes of `a` that `b` also has, in the order of `a`.
-Axes intersect_axes(const Axes& a, const Axes& b, SourceLocation at = SourceLocation::current());
+Axes intersect_axes(const AxisSpec& a, const AxisSpec& b,
+                    SourceLocation at = SourceLocation::current());
 /// Returns `axes` without the selected ones. Raises if a selected axis is missing.
-Axes eliminate_axes(const Axes& axes, const AxisSelection& remove,
+Axes eliminate_axes(const AxisSpec& axes, const AxisSelection& remove,
                     SourceLocation at = SourceLocation::current());
 /// Returns `axes` without the selected ones. Missing axes are ignored.
-Axes without_axes(const Axes& axes, const AxisSelection& remove,
+Axes without_axes(const AxisSpec& axes, const AxisSelection& remove,
                   SourceLocation at = SourceLocation::current());
 /// The same, with a choice for axes of another size: they raise, or are removed by name.
-Axes without_axes(const Axes& axes, const AxisSelection& remove, bool allow_mismatched_sizes,
+Axes without_axes(const AxisSpec& axes, const AxisSelection& remove, bool allow_mismatched_sizes,
                   SourceLocation at = SourceLocation::current());
 /// Returns `axes` with the old axes merged into one, in the place of the first of them.
 ///
@@ -295,7 +298,7 @@ Axis flatten_axes(const Axes& axes, const AxisSelector& new_axis,
 /// Returns `axes` with other axes in the place of one.
 ///
 /// @throws haliax::Error if `old` is missing, or a name would occur twice
-Axes replace_axis(const Axes& axes, const AxisSelector& old, const Axes& replacement,
+Axes replace_axis(const AxisSpec& axes, const AxisSelector& old, const AxisSpec& replacement,
                   SourceLocation at = SourceLocation::current());
 /// Returns all axes in a partial order, in which `"..."` stands for the axes that are not named.
 ///

@@ -122,7 +122,7 @@ struct Conv {
 
   /// Initializes a layer in `f32`. Weight and bias are uniform between `-limit` and `limit`, where
   /// `limit` is `1 / sqrt(kernel positions * In / groups)`.
-  /// @param Spatial      names of the spatial axes
+  /// @param Spatial      spatial axes; sizes have no effect
   /// @param In           input channels
   /// @param Out          output channels
   /// @param kernel_size  size of a window along each spatial axis
@@ -130,7 +130,7 @@ struct Conv {
   /// @param options      stride, padding, dilation, groups and bias
   /// @throws haliax::Error if `groups` does not divide both channel counts, if a size, a stride or
   ///     a dilation is not positive, or if a name occurs twice
-  static Conv init(const Names& Spatial, const Axis& In, const Axis& Out,
+  static Conv init(const AxisSelection& Spatial, const Axis& In, const Axis& Out,
                    const PerAxis& kernel_size, const Key& key, ConvOptions options = {},
                    SourceLocation at = SourceLocation::current());
   /// Applies the layer.
@@ -170,7 +170,7 @@ struct ConvTranspose {
 
   /// Initializes a layer in `f32`, as `Conv::init`.
   /// @throws haliax::Error as `Conv::init`
-  static ConvTranspose init(const Names& Spatial, const Axis& In, const Axis& Out,
+  static ConvTranspose init(const AxisSelection& Spatial, const Axis& In, const Axis& Out,
                             const PerAxis& kernel_size, const Key& key,
                             ConvTransposeOptions options = {},
                             SourceLocation at = SourceLocation::current());

@@ -127,7 +127,8 @@ inline DSlice dslice(Arr start, const AxisSelector& length) { return ds(start, l
 /// Returns block number `i` of length `n` as a dynamic slice: `ds(i * n, n)`.
 DSlice dblock(Arr i, std::int64_t n);
 
-/// An index of one axis: a position, a range, a dynamic slice, or an array of positions.
+/// An index of one axis: a position, a range, a dynamic slice, or an array of positions. A list of
+/// positions is an array that keeps the axis: `x[{"embed", std::vector{0, 2}}]`.
 struct Index {
   /// The kind of an index.
   enum class Kind : std::uint8_t {
@@ -140,7 +141,8 @@ struct Index {
   Slice range = {};           ///< for `Kind::range`
   NamedArray array = {};      ///< the positions, or the start of a window
   std::int64_t length = 0;    ///< for `Kind::window`: number of positions
-  /// Converts a position, a range, a dynamic slice or an integer array.
+  bool keeps_axis = false;    ///< `array` has one axis, which gets the name of the indexed axis
+  /// Converts a position, a range, a dynamic slice, an integer array or a list of positions.
   Index(int i) : kind(Kind::position), position(i) {}
   Index(long i) : kind(Kind::position), position(i) {}
   Index(long long i) : Index(long(i)) {}
@@ -149,6 +151,8 @@ struct Index {
   Index(Slice s) : kind(Kind::range), range(s) {}
   Index(const DSlice& d) : kind(Kind::window), array(d.start.array()), length(d.length) {}
   Index(const NamedArray& a) : kind(Kind::array), array(a) {}
+  Index(const std::vector<int>& list);
+  Index(const std::vector<std::int64_t>& list);
 };
 
 /// Axes with their indices. Axes that are not listed are unchanged.

@@ -206,6 +206,8 @@ class use_mesh {
 };
 /// The name of `use_mesh` in Haliax.
 using set_mesh = use_mesh;
+/// Another name of `use_mesh` in Haliax.
+using mesh_context = use_mesh;
 
 /// Options of `axis_mapping`.
 struct AxisMappingOptions {

@@ -114,6 +114,8 @@ NamedArray soft_sign(Arr x);
 NamedArray hard_sigmoid(Arr x);
 /// Computes `x * hard_sigmoid(x)`.
 NamedArray hard_silu(Arr x);
+/// Computes `hard_silu(x)`.
+NamedArray hard_swish(Arr x);
 /// Computes `min(max(x, -1), 1)`.
 NamedArray hard_tanh(Arr x);
 /// Computes a gated linear unit: the first half of `x` along `axis` times the sigmoid of the second
@@ -302,6 +304,7 @@ using haliax::log_softmax;
 using haliax::logsumexp;
 using haliax::one_hot;
 using haliax::softmax;
+using haliax::standardize;
 
 /// Options of `Embedding::init`.
 struct EmbeddingOptions {

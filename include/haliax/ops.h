@@ -558,13 +558,14 @@ NamedArray argsort(Arr x, const AxisSelector& axis);
 /// @param x         array
 /// @param axis      axis to select along
 /// @param k         number of elements, at most the size of `axis`
-/// @param new_axis  name of the axis of size `k`; default: the name of `axis`
+/// @param new_axis  axis of size `k`, or its name; default: the name of `axis`
 /// @return values with the dtype of `x`, and positions in `i32` (`i64` for more than 2^31 - 1)
-/// @throws haliax::Error if `k` is negative or exceeds the size of `axis`
+/// @throws haliax::Error if `k` is negative, exceeds the size of `axis`, or is not the size of
+/// `new_axis`
 ///
 ///     auto [values, ids] = top_k(logits, "vocab", 5, "top");   // (batch, vocab) -> (batch, top)
 std::pair<NamedArray, NamedArray> top_k(Arr x, const AxisSelector& axis, std::int64_t k,
-                                        std::optional<Name> new_axis = {});
+                                        std::optional<AxisSelector> new_axis = {});
 
 /// @}
 

@@ -14,12 +14,13 @@ namespace [[gnu::visibility("default")]] haliax {
 /// Shape ops change the axes of an array or move its elements. They keep the dtype.
 /// @{
 
-/// Renames axes, all of them at once, so that two names can be swapped.
+/// Renames axes, all of them at once, so that two names can be swapped. An `Axis` in place of a
+/// name also checks the size.
 ///
-/// @throws haliax::Error if an old name is missing, or a name would occur twice
+/// @throws haliax::Error if an old name is missing, a name would occur twice, or a size differs
 ///
-///     rename(x, {{"position", "key_position"}});
-NamedArray rename(Arr x, std::initializer_list<std::pair<Name, Name>> renames);
+///     rename(x, {{"position", "key_position"}, {Embed, KeyEmbed}});
+NamedArray rename(Arr x, std::initializer_list<std::pair<AxisSelector, AxisSelector>> renames);
 NamedArray rename(Arr x, const AxisSelector& from, const AxisSelector& to);
 NamedArray rename(Arr x, const std::vector<std::pair<Name, Name>>& renames);
 
@@ -49,6 +50,22 @@ NamedArray rearrange(Arr x, const Axes& order);
 ///               {{"p", Axis("p", 4)}, {"q", Axis("q", 4)}});
 NamedArray rearrange(Arr x, std::string_view spec,
                      const std::vector<std::pair<std::string, AxisSelector>>& bindings = {});
+
+/// A binding of a label of `rearrange`: its size, its name, or both.
+///
+///     rearrange(x, "... (embed: h d) -> ... h d", {{"h", 4}, {"d", HeadSize}});
+struct LabelBinding {
+  const char* label;  ///< The label in the expression.
+  AxisSelector axis;  ///< The axis. A size alone has the label as its name.
+  /// Binds a size.
+  LabelBinding(const char* text, int size) : LabelBinding(text, std::int64_t(size)) {}
+  LabelBinding(const char* text, std::int64_t size, SourceLocation at = SourceLocation::current())
+      : label(text), axis(Axis(text, size, at)) {}
+  /// Binds a name, or an axis.
+  LabelBinding(const char* text, const AxisSelector& meaning) : label(text), axis(meaning) {}
+};
+/// The same, with labels that may be bound to plain sizes.
+NamedArray rearrange(Arr x, std::string_view spec, std::initializer_list<LabelBinding> bindings);
 
 /// Adds the axes that `x` lacks, in front. Elements are repeated along new axes without a copy.
 ///

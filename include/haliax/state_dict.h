@@ -336,8 +336,15 @@ TensorFile to_torch_compatible_state_dict(T model, const StateNames& names = {},
                                           const ToStateOptions& options = {}) {
   return to_state_dict(std::move(model), names, options);
 }
+/// Returns `to_state_dict(model, names, options)` without flattening, as Haliax does. Tensors of a
+/// `TensorFile` are in host memory.
+template <class T>
+TensorFile to_numpy_state_dict(T model, const StateNames& names = {}, ToStateOptions options = {}) {
+  options.flatten = false;
+  return to_state_dict(std::move(model), names, options);
+}
 /// Returns a model whose `Linear` layers have one input axis `__IN__` and one output axis
-/// `__OUT__`, and whose norms have one axis `__AXIS__`: the layout that `to_state_dict` writes.
+/// `__OUT__`, and whose norms have one axis `__OUT`: the layout that `to_state_dict` writes.
 /// Layer axes remain. Axes that are single are renamed as well.
 template <class T>
 T flatten_modules_for_export(T model, SourceLocation at = SourceLocation::current()) {

@@ -442,6 +442,23 @@ T unflatten(T like, const Leaves& leaves, SourceLocation at = SourceLocation::cu
   return like;
 }
 
+/// Returns `flatten(tree)`: the name in JAX and Haliax.
+template <class T> Leaves tree_leaves(const T& tree) { return flatten(tree); }
+/// Returns the arrays of a tree, and the tree itself as the structure for `tree_unflatten`.
+template <class T> std::pair<Leaves, T> tree_flatten(const T& tree) {
+  return {flatten(tree), tree};
+}
+/// Returns `unflatten(structure, leaves)`.
+///
+/// @throws haliax::Error if the number of arrays differs
+///
+///     auto [leaves, structure] = tree_flatten(model);
+///     auto same = tree_unflatten(structure, leaves);
+template <class T>
+T tree_unflatten(T structure, const Leaves& leaves, SourceLocation at = SourceLocation::current()) {
+  return unflatten(std::move(structure), leaves, at);
+}
+
 namespace detail {
 // Stores the fields of the arrays for error messages. `Walk` must have paths.
 void note_fields(const Walk&);

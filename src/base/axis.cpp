@@ -74,7 +74,7 @@ const Axis* find_axis(const Axes& axes, Name n) {
     if (a.name == n) return &a;
   return nullptr;
 }
-bool selects_axis(const AxisSelection& s, const Axes& axes) {
+bool selects_axis(const AxisSelection& s, const AxisSpec& axes) {
   return std::all_of(axes.begin(), axes.end(), [&](auto& a) {
     return s.all() || std::any_of(s.items().begin(), s.items().end(), [&](auto& i) {
              return i.name == a.name && (i.size < 0 || i.size == a.size);

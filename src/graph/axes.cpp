@@ -26,16 +26,17 @@ void check_there(const char* op, Name n, const Axes& in) {
 }
 }  // namespace
 
-Axes concat_axes(const Axes& a, const Axes& b, SourceLocation at) {
+Axes concat_axes(const AxisSpec& a, const AxisSpec& b, SourceLocation at) {
   CallSite here(at);
   Axes out = a;
   for (auto& x : b) {
-    if (has(out, x.name)) fail("concat_axes", "axis {} is in both {} and {}", x.name, a, b);
+    if (has(out, x.name))
+      fail("concat_axes", "axis {} is in both {} and {}", x.name, a.axes(), b.axes());
     out.push_back(x);
   }
   return out;
 }
-Axes union_axes(const Axes& a, const Axes& b, SourceLocation at) {
+Axes union_axes(const AxisSpec& a, const AxisSpec& b, SourceLocation at) {
   CallSite here(at);
   Axes out = a;
   for (auto& x : b) {
@@ -46,7 +47,7 @@ Axes union_axes(const Axes& a, const Axes& b, SourceLocation at) {
   }
   return out;
 }
-Axes intersect_axes(const Axes& a, const Axes& b, SourceLocation at) {
+Axes intersect_axes(const AxisSpec& a, const AxisSpec& b, SourceLocation at) {
   CallSite here(at);
   Axes out;
   for (auto& x : a)
@@ -57,10 +58,10 @@ Axes intersect_axes(const Axes& a, const Axes& b, SourceLocation at) {
 
   return out;
 }
-Axes without_axes(const Axes& axes, const AxisSelection& remove, SourceLocation at) {
+Axes without_axes(const AxisSpec& axes, const AxisSelection& remove, SourceLocation at) {
   return without_axes(axes, remove, false, at);
 }
-Axes without_axes(const Axes& axes, const AxisSelection& remove, bool allow_mismatched_sizes,
+Axes without_axes(const AxisSpec& axes, const AxisSelection& remove, bool allow_mismatched_sizes,
                   SourceLocation at) {
   CallSite here(at);
   if (remove.all()) return {};
@@ -71,12 +72,13 @@ Axes without_axes(const Axes& axes, const AxisSelection& remove, bool allow_mism
   }
   return out;
 }
-Axes eliminate_axes(const Axes& axes, const AxisSelection& remove, SourceLocation at) {
+Axes eliminate_axes(const AxisSpec& axes, const AxisSelection& remove, SourceLocation at) {
   CallSite here(at);
   for (auto& s : remove.items()) check_there("eliminate_axes", s.name, axes);
   return without_axes(axes, remove, at);
 }
-Axes replace_axis(const Axes& axes, const AxisSelector& old, const Axes& with, SourceLocation at) {
+Axes replace_axis(const AxisSpec& axes, const AxisSelector& old, const AxisSpec& with,
+                  SourceLocation at) {
   CallSite here(at);
   check_there("replace_axis", old.name, axes);
   check_size("replace_axis", old, axes);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kIn = "__IN__";
 constexpr const char* kOut = "__OUT__";
-constexpr const char* kNormed = "__AXIS__";
+constexpr const char* kNormed = "__OUT";  // the name in Haliax
 
 AxisSpec flat_spec(const AxisSpec& axes, const char* name) {
   return axes.axes().empty() ? axes : AxisSpec(Axis(name, axis_size(axes.axes())));

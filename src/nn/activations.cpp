@@ -95,6 +95,7 @@ NamedArray hard_silu(Arr x) {
   LayerScope scope(x);
   return x * hard_sigmoid(x);
 }
+NamedArray hard_swish(Arr x) { return hard_silu(x); }
 NamedArray hard_tanh(Arr x) {
   LayerScope scope(x);
   return where(x > 1., 1., where(x < -1., -1., x));

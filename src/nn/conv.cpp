@@ -151,6 +151,11 @@ struct Parameters {
   NamedArray weight;
   std::optional<NamedArray> bias;
 };
+Names names_of(const AxisSelection& axes) {
+  Names out;
+  for (auto& a : axes.items()) out.push_back(a.name);
+  return out;
+}
 void expect_positive(const char* op, const char* what, const Sizes& all) {
   for (auto n : all)
     if (n < 1) fail(op, "{} is {}; it must be 1 or more", what, n);
@@ -240,21 +245,16 @@ std::vector<Padding::Pair> Padding::of(const char* op, const std::vector<std::in
   return out;
 }
 
-Conv Conv::init(const Names& Spatial, const Axis& In, const Axis& Out, const PerAxis& kernel_size,
-                const Key& key, ConvOptions options, SourceLocation at) {
+Conv Conv::init(const AxisSelection& Spatial, const Axis& In, const Axis& Out,
+                const PerAxis& kernel_size, const Key& key, ConvOptions options,
+                SourceLocation at) {
   CallSite here(at, true);
-  auto [weight, bias] = initialized("conv", Spatial, In, Out, kernel_size, options.stride,
+  const auto names = names_of(Spatial);
+  auto [weight, bias] = initialized("conv", names, In, Out, kernel_size, options.stride,
                                     options.dilation, options.groups, options.use_bias, key);
-  return {weight,
-          bias,
-          Spatial,
-          In,
-          Out,
-          kernel_size,
-          options.stride,
-          options.padding,
-          options.dilation,
-          options.groups};
+  return {
+      weight,           bias,          names, In, Out, kernel_size, options.stride, options.padding,
+      options.dilation, options.groups};
 }
 NamedArray Conv::operator()(Arr x) const {
   LayerScope scope(x, weight);
@@ -287,15 +287,16 @@ NamedArray Conv::operator()(Arr x) const {
   });
 }
 
-ConvTranspose ConvTranspose::init(const Names& Spatial, const Axis& In, const Axis& Out,
+ConvTranspose ConvTranspose::init(const AxisSelection& Spatial, const Axis& In, const Axis& Out,
                                   const PerAxis& kernel_size, const Key& key,
                                   ConvTransposeOptions options, SourceLocation at) {
   CallSite here(at, true);
-  auto [weight, bias] = initialized("conv_transpose", Spatial, In, Out, kernel_size, options.stride,
+  const auto names = names_of(Spatial);
+  auto [weight, bias] = initialized("conv_transpose", names, In, Out, kernel_size, options.stride,
                                     options.dilation, options.groups, options.use_bias, key);
   return {weight,
           bias,
-          Spatial,
+          names,
           In,
           Out,
           kernel_size,

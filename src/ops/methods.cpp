@@ -99,7 +99,8 @@ NamedArray NamedArray::argsort(const AxisSelector& axis, SourceLocation at) cons
 NamedArray NamedArray::astype(DType dtype, SourceLocation at) const {
   return haliax::astype(Arr(*this, at), dtype);
 }
-NamedArray NamedArray::clip(const Arr& min, const Arr& max, SourceLocation at) const {
+NamedArray NamedArray::clip(const std::optional<Arr>& min, const std::optional<Arr>& max,
+                            SourceLocation at) const {
   return haliax::clip(Arr(*this, at), min, max);
 }
 NamedArray NamedArray::round(int decimals, SourceLocation at) const {
@@ -127,7 +128,7 @@ NamedArray NamedArray::dot(const std::vector<NamedArray>& others, const AxisSele
   all.insert(all.end(), others.begin(), others.end());
   return haliax::dot(all, axis, options, at);
 }
-NamedArray NamedArray::rename(std::initializer_list<std::pair<Name, Name>> renames,
+NamedArray NamedArray::rename(std::initializer_list<std::pair<AxisSelector, AxisSelector>> renames,
                               SourceLocation at) const {
   return haliax::rename(Arr(*this, at), renames);
 }
@@ -148,6 +149,11 @@ NamedArray NamedArray::rearrange(const Axes& order, SourceLocation at) const {
 NamedArray NamedArray::rearrange(std::string_view spec, SourceLocation at) const {
   return haliax::rearrange(Arr(*this, at), spec);
 }
+NamedArray NamedArray::rearrange(std::string_view spec,
+                                 std::initializer_list<LabelBinding> bindings,
+                                 SourceLocation at) const {
+  return haliax::rearrange(Arr(*this, at), spec, bindings);
+}
 NamedArray NamedArray::broadcast_axis(const AxisSpec& axes, SourceLocation at) const {
   return haliax::broadcast_axis(Arr(*this, at), axes);
 }
@@ -165,12 +171,20 @@ NamedArray NamedArray::unflatten_axis(const AxisSelector& axis, const AxisSpec& 
 NamedArray NamedArray::ravel(const AxisSelector& new_axis, SourceLocation at) const {
   return haliax::ravel(Arr(*this, at), new_axis);
 }
+NamedArray NamedArray::flatten(const AxisSelector& new_axis, SourceLocation at) const {
+  return haliax::ravel(Arr(*this, at), new_axis);
+}
 NamedArray NamedArray::take(const AxisSelector& axis, const Arr& index, SourceLocation at) const {
   return haliax::take(Arr(*this, at), axis, index);
 }
 NamedArray NamedArray::slice(const AxisSelector& axis, const Arr& start, std::int64_t length,
                              SourceLocation at) const {
   return haliax::slice(Arr(*this, at), axis, start, length);
+}
+NamedArray NamedArray::slice(const std::vector<std::pair<AxisSelector, Arr>>& start,
+                             const std::vector<std::pair<AxisSelector, SliceLength>>& length,
+                             SourceLocation at) const {
+  return haliax::slice(Arr(*this, at), start, length);
 }
 NamedArray NamedArray::updated_slice(const std::vector<std::pair<AxisSelector, NamedArray>>& start,
                                      const Arr& update, SourceLocation at) const {

@@ -258,6 +258,7 @@ std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
       case By::array:
         p.ids = node_of(op, index.array);
         check_integer(op, p.ids);
+        if (index.keeps_axis) p.ids = prim::rename(p.ids, {visible(*p.ids)[0].name}, {a.name});
         p.left = visible(*p.ids);
     }
   }
@@ -422,6 +423,12 @@ NamedArray index(Arr x, const Indices& indices) {
   }
   return gathered(n, where, shown, outside);
 }
+Index::Index(const std::vector<int>& list)
+    : kind(Kind::array), array(haliax::array(list, Axis("(positions)", std::int64_t(list.size())))),
+      keeps_axis(true) {}
+Index::Index(const std::vector<std::int64_t>& list)
+    : kind(Kind::array), array(haliax::array(list, Axis("(positions)", std::int64_t(list.size())))),
+      keeps_axis(true) {}
 SliceLength::SliceLength(const Axis& axis) : size(axis.size), name(axis.name) {}
 
 NamedArray at_get(Arr x, const Indices& indices, IndexMode mode) {

@@ -305,5 +305,10 @@ NamedArray rearrange(Arr x, std::string_view spec, const Bindings::List& binding
   auto [here, n] = Call(op, x);
   return constrained(op, NamedArray(Rearrangement(n, spec, bindings).run()));
 }
+NamedArray rearrange(Arr x, std::string_view spec, std::initializer_list<LabelBinding> bindings) {
+  Bindings::List list;
+  for (auto& b : bindings) list.emplace_back(b.label, b.axis);
+  return rearrange(x, spec, list);
+}
 
 }  // namespace haliax

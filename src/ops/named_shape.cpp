@@ -134,8 +134,8 @@ NamedArray selected(const Arr& x, const AxisSelection& order) {
 }  // namespace
 
 // ---- names and order ----
-NamedArray rename(Arr x, std::initializer_list<std::pair<Name, Name>> renames) {
-  return renamed(x, {renames.begin(), renames.end()});
+NamedArray rename(Arr x, std::initializer_list<std::pair<AxisSelector, AxisSelector>> renames) {
+  return renamed(x, renames);
 }
 NamedArray rename(Arr x, const std::vector<std::pair<Name, Name>>& renames) {
   return renamed(x, {renames.begin(), renames.end()});

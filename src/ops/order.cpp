@@ -167,15 +167,17 @@ NamedArray argsort(Arr x, const AxisSelector& axis) {
   return wrap(prim::argsort(n, a.name));
 }
 std::pair<NamedArray, NamedArray> top_k(Arr x, const AxisSelector& axis, std::int64_t k,
-                                        std::optional<Name> new_axis) {
+                                        std::optional<AxisSelector> new_axis) {
   constexpr auto op = "top_k";
   auto [here, n, a] = CallAlong(op, x, axis);
   if (k < 0 || k > a.size)
     fail(op, fmt::format("k is {}; it must be from 0 to the size of {}", k, a));
+  if (new_axis && new_axis->size >= 0 && new_axis->size != k)
+    fail(op, fmt::format("k is {}, but new_axis is {}", k, Axis(new_axis->name, new_axis->size)));
   // (..., axis = k)
   auto first = prim::slice(prim::argsort(descending(n), a.name), a.name, 0, k);
   auto values = prim::gather(n, {{a.name, first}}, first->axes, program::Outside::clamp);
-  auto name = new_axis.value_or(a.name);
+  auto name = new_axis ? new_axis->name : a.name;
   return {wrap(renamed(op, values, a, name)), wrap(renamed(op, first, a, name))};
 }
 

@@ -47,7 +47,13 @@ TEST_CASE("coming from Haliax: rows on state dicts") {
     const TensorFile sd = to_state_dict(model);
     write_safetensors(path, sd);
     CHECK(read_safetensors(path).at("weight").data == sd.at("weight").data);
+    save_state_dict(sd, path);
+    CHECK(load_state_dict(path).at("bias").data == sd.at("bias").data);
   }
+  const nn::Linear wide = nn::Linear::init({In, Out}, Out.alias("o"), random::key(0));
+  CHECK(to_numpy_state_dict(wide, {}, {.prefix = "m"}).at("m.weight").shape ==
+        std::vector<std::int64_t>{3, 2, 3});
+  CHECK(to_numpy_state_dict(model, {}, {.prefix = "m"}).find("m.bias"));
   const std::string prefix = "m", leaf = "weight";
   CHECK(with_prefix(prefix, leaf) == "m.weight");
   auto tree = flatten_modules_for_export(model);

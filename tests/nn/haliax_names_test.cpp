@@ -43,6 +43,8 @@ TEST_CASE("names of Haliax: modules, losses and trees") {
     CHECK(same(nn::Dropout{0.1}(x, k), nn::dropout(x, 0.1, k)));
     CHECK(inference_mode(model).blocks.stacked.drop.inference);
     CHECK(same(nn::swish(x), nn::silu(x)));
+    CHECK(same(nn::hard_swish(x), nn::hard_silu(x)));
+    CHECK(same(nn::standardize(x, Embed), standardize(x, Embed)));
     auto m = mean(x, Embed), v = var(x, Embed);
     CHECK(same(nn::standardize(x, Embed, {.mean = m, .variance = v}), standardize(x, Embed)));
   }
@@ -67,6 +69,8 @@ TEST_CASE("names of Haliax: modules, losses and trees") {
     blocks.unroll = 2;
     CHECK(same(blocks.fold(x), seq.fold(x)));
     auto y = tree_checkpoint_name(x, "attn_out");
+    blocks.gradient_checkpointing = ScanCheckpoint("nested");
+    CHECK(same(blocks.fold(x), seq.fold(x)));
     blocks.gradient_checkpointing = ScanCheckpointPolicy{.save_block_internals = {"attn_out"}};
     CHECK(same(grad([&](const NamedArray& x) { return sum(blocks.fold(x)); })(y),
                grad([&](const NamedArray& x) { return sum(seq.fold(x)); })(x)));
@@ -76,6 +80,11 @@ TEST_CASE("names of Haliax: modules, losses and trees") {
     CHECK(model.tokens.resize_embeddings(n, key).Vocab.size == n);
     CHECK(resize_axis(model, Vocab, n, key).tokens.weight.axes()[0].size == n);
     CHECK(nn::resize_vocab(model, Vocab, n, key).head.Out == AxisSpec(Axis("vocab", n)));
+    {
+      auto [leaves, structure] = tree_flatten(model);
+      CHECK(leaves.size() == tree_leaves(model).size());
+      CHECK(same(tree_unflatten(structure, leaves).head.weight, model.head.weight));
+    }
     auto f = [](const nn::Linear& l) { return l; };
     CHECK(same(tree_map(f, model, is_leaf<nn::Linear>).head.weight, model.head.weight));
     auto unit = [](const NamedArray& w) { return w / sqrt(sum(w * w)); };

@@ -88,8 +88,13 @@ TEST_CASE("cheatsheet: arrays and ops") {
     auto x = random::normal(random::key(1), {Axis("a", 4), Axis("h", 6)});
     CHECK(names(x.rename({{"a", "b"}})) == Names{"b", "h"});
     x = rename(x, "a", "batch");
-    CHECK(rearrange(x, "... (h: a b) -> ... a b", {{"a", Axis("a", 2)}}).axes() ==
+    CHECK(rearrange(x, "... (h: a b) -> ... a b", {{"a", 2}}).axes() ==
           Axes{Batch, {"a", 2}, {"b", 3}});
+    CHECK(x.rearrange("... (h: a b) -> ... a b", {{"a", Axis("name", 2)}}).axes() ==
+          Axes{Batch, {"name", 2}, {"b", 3}});
+    CHECK(x.rearrange("... (h: a b) -> ... a b", {{"a", "name"}, {"b", 3}}).axes() ==
+          Axes{Batch, {"name", 2}, {"b", 3}});
+    CHECK_THROWS_AS(x.rearrange("... (h: a b) -> ... a b", {{"a", 4}}), Error);
   }
   {
     auto x = random::normal(random::key(1), {{"b", 2}, {"s", 3}, {"d", 4}});
@@ -116,6 +121,33 @@ TEST_CASE("cheatsheet: indexing, nn and random") {
   CHECK(same(x[{"pos", 3}], index(x, {{"pos", 3}})));
   CHECK(same(x[{"pos", Slice{1, 4}}], index(x, {{"pos", Slice{1, 4}}})));
   CHECK(same(x[{"vocab", ids}], index(x, {{"vocab", ids}})));
+  {
+    const std::int64_t n = 2;
+    auto mask = arange(Pos) % 5 == 0;  // positions 0 and 5
+    CHECK(int(sum(mask).item()) == n);
+    auto two = x[{"pos", std::vector{0, 2}}];
+    CHECK(two.axes() == Axes{Pos.resize(2), Vocab});
+    CHECK(same(two, x[{"pos", Slice{0, 3, 2}}]));
+    CHECK(same(x[{"pos", nonzero(mask, Axis("pos", n))[0]}], x[{"pos", std::vector{0, -1}}]));
+    CHECK(same(x.at({"pos", std::vector{0, 2}}).set(0.),
+               where((arange(Pos) == 0) || (arange(Pos) == 2), 0., x)));
+    CHECK(x[{"pos", std::vector<std::int64_t>{}}].axes() == Axes{Pos.resize(0), Vocab});
+    // As in NumPy, a list and a position that are not neighbors come first.
+    auto pairs = broadcast_axis(x, Axis("batch", 2));
+    CHECK(names(pairs[{{"batch", 0}, {"vocab", std::vector{1, 3}}}]) == Names{"vocab", "pos"});
+  }
+  {
+    auto KPos = Pos.alias("key_position");
+    CHECK(x.rename({{Pos, KPos}}).axes() == Axes{KPos, Vocab});
+    CHECK(rename(x, {{Pos, KPos}, {"vocab", "pos"}}).axes() == Axes{KPos, Vocab.alias("pos")});
+    CHECK_THROWS_AS(x.rename({{"pos", KPos.resize(7)}}), Error);
+    CHECK_THROWS_AS(x.rename({{Pos.resize(7), KPos}}), Error);
+    CHECK(same(x.flatten("all"), ravel(x, "all")));
+    CHECK(same(x.clip(0, std::nullopt), maximum(x, 0)));
+    CHECK(same(x.slice({{"pos", 1}}, {{"pos", 2}}), slice(x, "pos", 1, 2)));
+    CHECK(top_k(x, "vocab", 3, Axis("top", 3)).first.axes() == Axes{Pos, {"top", 3}});
+    CHECK_THROWS_AS(top_k(x, "vocab", 3, Axis("top", 4)), Error);
+  }
   {
     auto i = NamedArray(1).astype(DType::i32);
     CHECK(same(index(x, {{"pos", ds(i, 4)}}), slice(x, "pos", 1, 4)));
@@ -175,6 +207,12 @@ TEST_CASE("cheatsheet: indexing, nn and random") {
 TEST_CASE("cheatsheet: other functions of arrays") {
   auto [A, B] = make_axes("a", 2, "b", 3);
   const Axes axes{A, B};
+  CHECK(concat_axes(A, B) == axes);
+  CHECK(union_axes(A, axes) == axes);
+  CHECK(intersect_axes(axes, B) == Axes{B});
+  CHECK(replace_axis(axes, A, A.alias("c")) == Axes{A.alias("c"), B});
+  CHECK(selects_axis("a", A));
+  CHECK(!selects_axis(A.resize(9), A));
   const Axis K("k", 2), Counts("count", 4);
   const auto key = random::key(0);
   auto x = random::normal(key, axes).eval(), y = x, z = x;
@@ -246,6 +284,7 @@ TEST_CASE("cheatsheet: modules and transforms") {
     auto x = random::normal(k, {In, Row});
     auto same = nn::Conv::init({"row"}, In, Out, 3, k, {.padding = 1});
     CHECK(same(x).axes() == Axes{Out, Row});
+    CHECK(nn::Conv::init(Row, In, Out, 3, k, {.padding = 1})(x).axes() == Axes{Out, Row});
     auto half = nn::max_pool(x, Axis("row", 2), {.stride = 2});
     CHECK(half.axes() == Axes{In, Row.resize(3)});
     auto up = nn::MoELinear::init(Experts, In, Out, k);
@@ -366,6 +405,7 @@ TEST_CASE("cheatsheet: sharding") {
   CHECK(std::remove("x.svg") == 0);
   {
     use_mesh scope(mesh);
+    CHECK(same(shard(x), x));
     {
       axis_mapping scope(Mapping{{"batch", "data"}});
       CHECK(same(auto_sharded(x), x));
@@ -374,6 +414,7 @@ TEST_CASE("cheatsheet: sharding") {
       CHECK(physical_axis_size(Batch) == 4);
       CHECK(round_axis_for_partitioning(Batch) == Axis("batch", 4));
     }
+    mesh_context inner(mesh);
     auto placed = placement(shard(x, m));
     REQUIRE(placed);
     CHECK(placed->mapping == m);
