@@ -13,10 +13,23 @@ using program::Instr;
 
 // elements that the previous step leaves in the caches
 constexpr std::int64_t near_points = 1 << 20;
-constexpr std::int64_t work_per_block = 1 << 17;  // instructions: tens of microseconds
+// work in nanoseconds per 16 elements (work_of)
+constexpr std::int64_t least_shared_work = 1 << 17;  // that several threads share
+constexpr std::int64_t work_per_block = 1 << 15, work_per_chunk = 1 << 17;
 constexpr std::int64_t min_work_per_point = 4;
 constexpr std::int64_t most_blocks = 128, most_chunks = 64;
 constexpr std::int64_t few_outer_boxes = 16;  // with fewer, the inner space is split as well
+
+// Returns the time of an instruction in nanoseconds per 16 elements, for f32 with AVX-512.
+std::int64_t work_of(const Instr& in) {
+  const bool wide = bytes_of(lane_type_of(in.dtype)) == 8;
+  if (program::is_leaf(in.code) && in.code != Code::load) return 0;
+  if (is_threefry(in.code)) return 24;
+  if (is_expensive(in.code)) return wide ? 128 : 8;
+  if (in.code == Code::floor_div || in.code == Code::mod || in.code == Code::rem) return 16;
+  if (in.code == Code::div || in.code == Code::sqrt || in.code == Code::rsqrt) return 4;
+  return 1;
+}
 
 class TileChooser {
  public:
@@ -79,26 +92,28 @@ class TileChooser {
     p.single_inner_box = p.inner_boxes <= 1;
   }
 
-  // Divides the step into `requested` parts that threads run in parallel: about work_per_block
-  // instructions each. A part is a block of adjacent outer boxes. If there are too few outer boxes,
-  // the inner space of each is split into chunks, whose partial reductions are merged afterwards.
-  // For example, a sum of 2^24 elements has one outer box and runs as 64 chunks.
+  // Divides the step into parts that threads run in parallel, of a few microseconds each. A part is
+  // a block of adjacent outer boxes. If there are too few outer boxes, the inner space of each is
+  // split into chunks. Chunks of reductions take longer than blocks, because their partial results
+  // are merged afterwards. For example, a sum of 2^24 elements has one outer box and runs as 64
+  // chunks.
   void choose_blocks() {
     FusedPlan& p = plan_;
     const bool flat = step_.flat();
-    std::int64_t work_per_point = 0;
-    for (const InstrFacts& facts : step_.facts) work_per_point += facts.needed;
-    std::int64_t points = std::max<std::int64_t>(1, p.outer_points * p.inner_points);
-    std::int64_t requested = std::clamp<std::int64_t>(
-        points * std::max(work_per_point, min_work_per_point) / work_per_block, 1, most_blocks);
-    if (p.serial) requested = 1;
+    const std::int64_t work = work_of_step();
+    auto parts = [&](std::int64_t work_per_part) {
+      if (p.serial || work < least_shared_work) return std::int64_t(1);
+      return std::clamp<std::int64_t>(work / work_per_part, 1, most_blocks);
+    };
+    const std::int64_t blocks = parts(work_per_block);
+    const std::int64_t chunks = flat ? blocks : parts(work_per_chunk);
     if (flat ||
-        (p.outer_boxes < few_outer_boxes && requested > 2 * p.outer_boxes && !p.single_inner_box)) {
-      p.chunks = std::clamp<std::int64_t>(requested / std::max<std::int64_t>(1, p.outer_boxes), 1,
+        (p.outer_boxes < few_outer_boxes && chunks > 2 * p.outer_boxes && !p.single_inner_box)) {
+      p.chunks = std::clamp<std::int64_t>(chunks / std::max<std::int64_t>(1, p.outer_boxes), 1,
                                           std::max<std::int64_t>(1, p.inner_boxes));
       if (!flat) p.chunks = std::min(p.chunks, most_chunks);
     }
-    p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + requested - 1) / requested);
+    p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + blocks - 1) / blocks);
     p.blocks = (p.outer_boxes + p.boxes_per_block - 1) / p.boxes_per_block;
   }
 
@@ -109,6 +124,16 @@ class TileChooser {
     for (int i = 0; i < step_.count(); ++i)
       if (step_.info(i).needed && finds_position(step_.instr(i).code)) return true;
     return false;
+  }
+
+  std::int64_t work_of_step() const {
+    std::int64_t per_row = 0, per_point = 0;
+    for (int i = 0; i < step_.count(); ++i) {
+      const Instr& in = step_.instr(i);
+      if (step_.info(i).needed) (step_.every || in.inner ? per_point : per_row) += work_of(in);
+    }
+    const std::int64_t points = plan_.outer_points * plan_.inner_points;
+    return plan_.outer_points * per_row + points * std::max(per_point, min_work_per_point);
   }
 
   // Returns the sum of strides of all accesses per dim. Stores count twice.
