@@ -32,6 +32,36 @@ NodePtr padded_positions(PadMode mode, const Axis& a, std::int64_t before, const
   auto mirrored = prim::sub(number(mode == PadMode::reflect ? period : period - 1), in_period);
   return prim::select(prim::less(in_period, number(n)), in_period, mirrored);
 }
+// Positions of a padded axis that read the positions `first`, `first + step`, ... of the array.
+struct Run {
+  std::int64_t first, step, size;
+};
+// Returns the runs of a padded axis, in order. Empty: there are more than `most` runs. For example,
+// `reflect` pads 3 positions by (1, 2), which reads 1 | 0 1 2 | 1 | 0: {1, -1, 1}, {0, 1, 3},
+// {1, -1, 1} and {0, 1, 1}.
+std::vector<Run> padded_runs(PadMode mode, std::int64_t n, std::int64_t before, std::int64_t after,
+                             std::size_t most) {
+  std::vector<Run> runs;
+  if (n == 1) mode = PadMode::edge;
+  const auto mirror = mode == PadMode::reflect ? std::int64_t(1) : std::int64_t(0);
+  for (std::int64_t at = -before, left = 0; at < n + after; at += left) {
+    Run run{at, 1, n - at};
+    if (mode == PadMode::edge && at < 0)
+      run = {0, 0, -at};
+    else if (mode == PadMode::edge && at >= n)
+      run = {n - 1, 0, n + after - at};
+    else if (mode != PadMode::edge) {
+      const auto period = mode == PadMode::wrap ? n : 2 * (n - mirror);
+      const auto in_period = (at % period + period) % period;
+      run = in_period < n ? Run{in_period, 1, n - in_period}
+                          : Run{period - 1 + mirror - in_period, -1, period - in_period};
+    }
+    left = run.size = std::min(run.size, n + after - at);
+    if (runs.size() == most) return {};
+    runs.push_back(run);
+  }
+  return runs;
+}
 // Returns the value that a mode computes from the full axis, without the axis.
 NamedArray statistic(PadMode mode, const NamedArray& x, const Axis& a) {
   if (mode == PadMode::maximum) return max(x, a);
@@ -52,6 +82,14 @@ NamedArray padded_by_values(PadMode mode, const NamedArray& x, const Axis& a, st
   const auto axes = visible(*x.node());
   if (mode == PadMode::edge || mode == PadMode::reflect || mode == PadMode::symmetric ||
       mode == PadMode::wrap) {
+    // A few runs are copies, and their gradients are sums of slices. More runs are a gather.
+    Nodes parts;
+    for (auto& run : padded_runs(mode, a.size, before, after, 8)) {
+      const auto shape = replaced(x.node()->axes, a.name, {a.resize(run.size)});
+      parts.push_back(run.step == 0 ? prim::fit(index(x, {{a, Index(run.first)}}).node(), shape)
+                                    : prim::slice(x.node(), a.name, run.first, run.size, run.step));
+    }
+    if (!parts.empty()) return wrap(prim::concat(parts, padded));
     auto ids = padded_positions(mode, a, before, padded);
     return wrap(prim::gather(x.node(), {{a.name, ids}},
                              with_hidden({x.node()}, replaced(axes, a.name, {padded})),
