@@ -120,6 +120,14 @@ NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
                            with_hidden({x}, joined(without(visible(*x), {s.a, s.b}), {s.a, s.b}))));
 }
 
+// Operands: the values on a diagonal, the array, and a mask that is true on the diagonal. The
+// composed gradient would fill an array with zeros and then scatter to its diagonal.
+const Op kDiagonal{
+    .name = "diagonal", .kind = Kind::wrap, .grad = [](G o, G g) {
+      return Nodes{nullptr, zero_outside(o->in[2], g, joined(o->in[1]->axes, g->axes)), nullptr};
+    }};
+const bool diagonal_registered = prim::register_ops({&kDiagonal});
+
 // Rearranges x, after a check that the sizes in `order` are the sizes of x.
 NamedArray selected(const Arr& x, const AxisSelection& order) {
   auto [here, n] = Call("rearrange", x);
@@ -356,7 +364,9 @@ NamedArray trace(Arr x, const AxisSelector& s1, const AxisSelector& s2, int offs
   auto zero = prim::integer(0, s.row->dtype), end = prim::integer(s.b.size, s.row->dtype);
   auto ids = prim::select(prim::less(s.row, zero), end, s.row);
   auto picked = prim::gather(n, {{s.b.name, ids}}, without(n->axes, {s.b}), program::Outside::zero);
-  return sum(wrap(picked), s.a, {.where = {}, .dtype = dtype});
+  auto diagonal =
+      make(kDiagonal, {picked, n, prim::equal(s.row, s.column)}, picked->axes, picked->dtype);
+  return sum(wrap(diagonal), s.a, {.where = {}, .dtype = dtype});
 }
 
 }  // namespace haliax
