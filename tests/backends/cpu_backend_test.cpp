@@ -301,6 +301,68 @@ TEST_CASE("cpu: gathers match the reference") {
   }
 }
 
+// Writes ids of which neighbors are mostly neighbors in the table, as in a roll.
+void put_pieces(Case& c, const View& v, std::int64_t n, std::int64_t size) {
+  auto* ids = reinterpret_cast<std::int32_t*>(
+      c.arguments[static_cast<std::size_t>(c.program.slots[static_cast<std::size_t>(v.slot)].index)]
+          .data());
+  std::int64_t id = c.random.below(size), after = c.random.below(n);
+  for (std::int64_t j = 0; j < n; ++j, ++id) {
+    if (j % 150 == after) id = c.random.below(2 * size) - size / 2;
+    ids[j] = static_cast<std::int32_t>(id);
+  }
+}
+
+TEST_CASE("cpu: gathers with ids that all lines share match the reference") {
+  int rolls = 0;
+  for (unsigned seed = 0; seed < 120; ++seed) {
+    Case c(seed);
+    const bool rolled = seed % 2;
+    rolls += rolled;
+    const std::int64_t lines = 1 + c.random.below(60), size = 1 + c.random.below(rolled ? 700 : 9),
+                       n = 1 + c.random.below(rolled ? 1500 : 9),
+                       cols = seed % 3 ? 1 : 1 + c.random.below(9);
+    const DType dtype = all_dtypes[c.random.below(13)];
+    auto& g = c.add(Kind::gather).gather;
+    g.dims = {lines, n, cols};
+    g.table = c.view(false, dtype, {lines, size, cols}, Case::dense);
+    g.table.strides = {size * cols, 0, 1};
+    g.outside = static_cast<Outside>(c.random.below(3));
+    g.out = c.any_view(true, dtype, g.dims);
+    View ids = c.view(false, DType::i32, {n}, Case::dense);
+    rolled ? put_pieces(c, ids, n, size) : put_ids(c, ids, size, true);
+    ids.strides = {0, 1, 0};
+    g.indexed.push_back({ids, cols, size});
+    INFO("seed ", seed);
+    compare(c);
+    if (seed % 8 == 0) same_bits(c);
+  }
+  CHECK(rolls > 50);
+}
+
+TEST_CASE("cpu: gathers of short lines with ids of their own match the reference") {
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    Case c(seed);
+    const std::int64_t lines = 1 + c.random.below(300), size = 1 + c.random.below(9),
+                       n = 1 + c.random.below(20);
+    const DType dtype = all_dtypes[c.random.below(13)];
+    auto& g = c.add(Kind::gather).gather;
+    g.dims = {lines, n};
+    g.table = c.view(false, dtype, {lines, size}, Case::dense);
+    g.table.strides = {size, 0};
+    g.outside = static_cast<Outside>(c.random.below(3));
+    g.out = c.view(true, dtype, g.dims, Case::dense);
+    View ids = c.view(false, seed % 2 ? DType::i32 : DType::i64,
+                      seed % 3 ? Dims{lines, n} : Dims{n, lines}, Case::dense);
+    put_ids(c, ids, size, true);
+    if (seed % 3 == 0) ids.strides = {1, lines};
+    g.indexed.push_back({ids, 1, size});
+    INFO("seed ", seed);
+    compare(c);
+    if (seed % 8 == 0) same_bits(c);
+  }
+}
+
 TEST_CASE("cpu: scatters match the reference") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
@@ -375,6 +437,55 @@ TEST_CASE("cpu: a scatter of strided updates that several runs share matches the
     ids.strides = {1, 0, 0};
     put_ids(c, ids, rows, true);
     s.indexed.push_back({ids, stride, rows});
+    INFO("seed ", seed, " ", std::string(name_of(dtype)), " update ", static_cast<int>(s.update));
+    compare(c);
+    if (seed % 8 == 0) same_bits(c);
+  }
+}
+
+TEST_CASE("cpu: a scatter of transposed updates matches the reference") {
+  const DType dtypes[] = {DType::f32, DType::bf16, DType::i32, DType::u8, DType::f64};
+  const std::int64_t sizes[] = {7, 8, 33, 129, 300};
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    Case c(seed);
+    const std::int64_t rows = 1 + c.random.below(9), cols = sizes[seed / 5 % 5],
+                       n = 1 + c.random.below(seed % 2 ? 40 : 400);
+    const DType dtype = dtypes[seed % 5];
+    auto& s = c.add(Kind::scatter).scatter;
+    s.dims = {n, cols};
+    s.updates = c.view(false, dtype, {cols, n}, Case::dense);
+    s.updates.strides = {1, n};
+    s.target = c.view(true, dtype, {rows, cols}, Case::dense);
+    s.target.strides = {0, 1};
+    s.update = static_cast<Update>(seed / 5 % 5);
+    s.clamp = c.random.coin();
+    View ids = c.view(false, DType::i32, {n}, Case::dense);
+    ids.strides = {1, 0};
+    put_ids(c, ids, rows, true);
+    s.indexed.push_back({ids, cols, rows});
+    INFO("seed ", seed, " ", std::string(name_of(dtype)), " update ", static_cast<int>(s.update));
+    compare(c);
+    if (seed % 8 == 0) same_bits(c);
+  }
+}
+
+TEST_CASE("cpu: many updates of few elements match the reference") {
+  for (unsigned seed = 0; seed < 65; ++seed) {
+    Case c(seed);
+    const std::int64_t size = seed % 3 ? 1 + c.random.below(9) : 500 + c.random.below(30),
+                       n = 4000 + c.random.below(9000);
+    const DType dtype = all_dtypes[seed % 13];
+    auto& s = c.add(Kind::scatter).scatter;
+    s.dims = {n};
+    s.updates = c.view(false, dtype, {n}, Case::dense);
+    if (seed % 2) s.updates.strides = {0};
+    s.target = c.view(true, dtype, {size}, Case::dense);
+    s.target.strides = {0};
+    s.update = static_cast<Update>(c.random.below(5));
+    s.clamp = c.random.coin();
+    const View ids = c.view(false, DType::i32, {n}, Case::dense);
+    put_ids(c, ids, size, true);
+    s.indexed.push_back({ids, 1, size});
     INFO("seed ", seed, " ", std::string(name_of(dtype)), " update ", static_cast<int>(s.update));
     compare(c);
     if (seed % 8 == 0) same_bits(c);
