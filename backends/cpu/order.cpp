@@ -447,6 +447,13 @@ class CumulativeStep final : public CompiledStep {
   void lines_of(const std::byte* const* from, std::byte* const* to, std::int64_t count) const {
     using T = decltype(identity<type>(monoid));
     using Wraps = std::conditional_t<scalar::holds_real(type), double, std::uint64_t>;
+    // Integers have a short latency, so that lines that are not adjacent are faster one by one.
+    const bool separate =
+        count == 1 || (!scalar::holds_real(type) && from[1] != from[0] + scalar::bytes_per(type));
+    if (separate) {
+      for (std::int64_t l = 0; l < count; ++l) one_line_of<type, monoid>(from[l], to[l]);
+      return;
+    }
     T sofar[kMost];
     std::fill_n(sofar, count, identity<type>(monoid));
     const std::int64_t n = lines_.length, step = scalar::bytes_per(type) * (what_.reverse ? -1 : 1);
@@ -457,6 +464,23 @@ class CumulativeStep final : public CompiledStep {
         sofar[l] = combined<Wraps>(monoid, sofar[l], x);
         scalar::store(type, to[l] + at * what_.out.strides.back(), value_of(sofar[l]));
       }
+  }
+  template <DType type, program::Monoid monoid>
+  void one_line_of(const std::byte* from, std::byte* to) const {
+    using Wraps = std::conditional_t<scalar::holds_real(type), double, std::uint64_t>;
+    const std::int64_t n = lines_.length,
+                       bytes = scalar::bytes_per(type) * (what_.reverse ? -1 : 1),
+                       from_step = bytes * what_.x.strides.back(),
+                       to_step = bytes * what_.out.strides.back();
+    if (what_.reverse) {
+      from -= (n - 1) * from_step;
+      to -= (n - 1) * to_step;
+    }
+    auto sofar = identity<type>(monoid);
+    for (std::int64_t i = 0; i < n; ++i, from += from_step, to += to_step) {
+      sofar = combined<Wraps>(monoid, sofar, part_of<type>(scalar::load(type, from)));
+      scalar::store(type, to, value_of(sofar));
+    }
   }
   template <DType type> static LinesBy lines_by(program::Monoid monoid) {
     switch (monoid) {
