@@ -227,42 +227,55 @@ bool is_depthwise(const Axes& windows, const Axes& weight, const WindowAttr& w,
   return std::min(inputs, outputs) == 1 && std::max(inputs, outputs) <= kMostChannels;
 }
 
-// Returns true if the windowed axes are next to each other in x, in this order, and each has one
-// kernel axis and a stride of 1.
-bool can_flatten(const Node& x, const WindowAttr& w) {
-  if (w.sides.size() < 2 || w.kernels.size() != w.sides.size()) return false;
-  const auto first = dim_of(x.axes, w.sides[0].axis);
-  for (std::size_t s = 0; s < w.sides.size(); ++s) {
-    const auto dim = dim_of(x.axes, w.sides[s].axis);
-    if (w.sides[s].stride != 1 || dim != first + s) return false;
-    if (std::none_of(w.kernels.begin(), w.kernels.end(), [&](auto& k) { return k.side == s; }))
-      return false;
+// Returns the windowed axes to flatten: the longest run of axes that are next to each other in x
+// and have a stride of 1, in their order in x. Fewer than two axes: nothing is flattened.
+std::vector<WindowAttr::WindowedAxis> flattened_sides(const Node& x, const WindowAttr& w) {
+  std::vector<WindowAttr::WindowedAxis> run, longest;
+  for (auto& a : x.axes) {
+    auto* side = w.side(a.name);
+    if (side && side->stride == 1)
+      run.push_back(*side);
+    else
+      run.clear();
+    if (run.size() >= longest.size()) longest = run;
   }
-  return true;
+  return longest;
 }
-// Each kernel position is one offset along the flat axis.
-NodePtr contract_flat_windows(G x, G weight, const WindowAttr& w, const Axes& remaining,
-                              DType dtype) {
+// Each kernel position is one offset along the flat axis. Windows of other axes stay as they are.
+// For example, the windows of x (b, r, s) along r and s are windows of one axis of r * s positions.
+NodePtr contract_flat_windows(G x, G weight, const WindowAttr& w,
+                              const std::vector<WindowAttr::WindowedAxis>& sides,
+                              const Axes& remaining, DType dtype) {
   // One more position of the first axis keeps the windows of the last row inside.
-  const Name rows = w.sides[0].axis;
+  const Name rows = sides[0].axis;
   auto longer = padded(x, rows, 0, 1);
   WindowAttr flat;
   Names names;
   Axes parts;  // the result, before the positions that wrap around are sliced off
-  std::vector<std::int64_t> distance(w.sides.size(), 1);  // distance of neighbors along each axis
+  std::vector<std::int64_t> distance(sides.size(), 1);  // distance of neighbors along each axis
   std::int64_t size = 1;
-  for (std::size_t s = w.sides.size(); s-- > 0;) {
+  for (std::size_t s = sides.size(); s-- > 0;) {
     distance[s] = size;
-    size *= find(*longer, w.sides[s].axis)->size;
+    size *= find(*longer, sides[s].axis)->size;
   }
-  for (auto& side : w.sides) {
+  for (auto& side : sides) {
     names.push_back(side.axis);
     parts.push_back(side.axis == rows ? Axis(rows, side.size) : *find(*x, side.axis));
   }
-  for (auto& k : w.kernels) flat.kernels.push_back({k.axis, 0, k.dilation * distance[k.side]});
   const auto taken = joined(joined(x->axes, weight->axes), remaining);
   const Axis positions(unused(rows, " positions", taken), axis_size(parts));
   flat.sides = {{positions.name, positions.size, 1}};
+  std::vector<std::size_t> side_of(w.sides.size(), 0);  // indices in `flat`
+  for (std::size_t s = 0; s < w.sides.size(); ++s) {
+    if (has(names, w.sides[s].axis)) continue;
+    side_of[s] = flat.sides.size();
+    flat.sides.push_back(w.sides[s]);
+  }
+  for (auto& k : w.kernels) {
+    const auto at = std::find(names.begin(), names.end(), w.sides[k.side].axis) - names.begin();
+    const auto scale = std::size_t(at) < names.size() ? distance[std::size_t(at)] : 1;
+    flat.kernels.push_back({k.axis, side_of[k.side], k.dilation * scale});
+  }
   Axes axes;
   for (auto& a : remaining)
     if (a.name == rows)
@@ -271,7 +284,7 @@ NodePtr contract_flat_windows(G x, G weight, const WindowAttr& w, const Axes& re
       axes.push_back(a);
   auto windows = window(flatten(longer, names, {positions.name, size}), flat);
   auto y = unflatten(contract(windows, weight, axes, dtype), positions.name, parts);
-  for (auto& side : w.sides) y = slice(y, side.axis, 0, side.size);
+  for (auto& side : sides) y = slice(y, side.axis, 0, side.size);
   return fit(y, remaining);
 }
 
@@ -337,11 +350,12 @@ NodePtr window(G x, const WindowAttr& w) {
 NodePtr contract_windows(G x, G weight, const WindowAttr& w, const Axes& remaining, DType dtype) {
   const bool all_sides =
       std::all_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return has(remaining, s.axis); });
-  if (all_sides && can_flatten(*x, w)) {
+  const auto sides = all_sides ? flattened_sides(*x, w) : std::vector<WindowAttr::WindowedAxis>();
+  if (sides.size() > 1) {
     auto windows = x->axes;
     for (auto& k : w.kernels) windows.push_back(k.axis);
     if (!is_depthwise(windows, weight->axes, w, remaining))
-      return contract_flat_windows(x, weight, w, remaining, dtype);
+      return contract_flat_windows(x, weight, w, sides, remaining, dtype);
   }
   return contract(window(x, w), weight, remaining, dtype);
 }

@@ -31,9 +31,9 @@ struct WindowAttr {
 // Returns the windows of x, with the axes of x in their new sizes, then the kernel axes. Costs
 // nothing: the result reads the memory of x.
 NodePtr window(const NodePtr& x, const WindowAttr&);
-// Returns contract(window(x, ...), weight, remaining, dtype). If the windows of several axes that
-// are adjacent in x have a stride of 1, the axes are flattened for matmuls, which then have one
-// long axis of positions. The positions at the end of each row, whose windows wrap around, are
+// Returns contract(window(x, ...), weight, remaining, dtype). If several axes are adjacent in x and
+// their windows have a stride of 1, these axes are flattened for matmuls, which then have one long
+// axis of positions. The positions at the end of each row, whose windows wrap around, are
 // computed and sliced off.
 NodePtr contract_windows(const NodePtr& x, const NodePtr& weight, const WindowAttr&,
                          const Axes& remaining, DType);
