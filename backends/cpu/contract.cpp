@@ -46,9 +46,7 @@ struct MatmulPlan {
   std::int64_t scratch() const { return packed() + slice * workers; }
 };
 
-constexpr std::int64_t tiny = 32 * 1024;  // multiplications
-constexpr std::int64_t shortest_row = 48,
-                       shortest_sum = 16;  // limits for matmuls that read windows in place
+constexpr std::int64_t tiny = 32 * 1024;   // multiplications
 constexpr std::int64_t most_summed = 528;  // columns of a block whose matmuls are summed
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -158,21 +156,56 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   return s;
 }
 
+// Times of parts of a contraction by a kernel of this backend, in multiplications. Fitted to
+// convolutions on one thread with AVX-512.
+constexpr double packed_element = 10,
+                 gathered_element = 24;  // into a panel; gathered: no unit stride
+constexpr double row_element = 2.4;      // of rows that are read in place
+constexpr double result_element = 24, one_matmul = 5400;
+constexpr double copied_element = 6, copied_run = 140;  // contiguous runs
+constexpr double large_copied_element = 34;             // of a copy that does not stay in the cache
+constexpr double moved_element = 60;                    // runs of one element
+constexpr std::int64_t most_cached = 1 << 18;           // elements of a copy
+
+double time_of(const program::Packing& p) {
+  if (!p.used) return 0;
+  std::int64_t run = 1;  // elements that are contiguous in both arrays
+  for (std::size_t d = p.dims.size(); d-- > 0 && p.from[d] == run && p.to[d] == run;)
+    run *= p.dims[d];
+  const double element = p.elements > most_cached ? large_copied_element : copied_element;
+  return double(p.elements) * (run > 1 ? element + copied_run / double(run) : moved_element);
+}
+double time_of(const program::MatrixProducts& p) {
+  const auto &m = p.m, &n = p.n, &k = p.k;
+  auto panel = [](std::int64_t inner, std::int64_t outer) {
+    return inner == 1 || outer == 1 ? packed_element : gathered_element;
+  };
+  const double left = k.a == 1 ? row_element : panel(m.a, k.a), right = panel(n.b, k.b);
+  const double sums = double(round_up(m.n, 8) * round_up(n.n, 16));
+  const double matmul = double(k.n) * (sums + left * double(m.n) + right * double(n.n)) +
+                        result_element * double(m.n * n.n) + one_matmul;
+  return time_of(p.pack_a) + time_of(p.pack_b) + time_of(p.pack_out) +
+         double(points(p.outer) * points(p.k_outer)) * matmul;
+}
+
 // Returns the matrices of a contraction of windows, whose copy would be larger than the array. A
-// kernel of this backend reads the windows in place.
-std::optional<program::MatrixProducts> window_products(const Contract& c, MatmulPlan& p,
+// kernel of this backend reads the windows in place, or from a copy if that is faster.
+std::optional<program::MatrixProducts> window_matrices(const Contract& c, MatmulPlan& p,
                                                        bool unsplit_k) {
   const auto* kernel = product_kernel(c.a.dtype);
   if (!kernel || kernel->only_small || !program::reads_windows(c)) return {};
   if (kernel->sums_taps) unsplit_k = false;
-  auto choice = program::strided_matrix_products(c, unsplit_k);
-  // Matmuls of short rows are slower than a copy of the windows and one large matmul.
-  if (!choice || choice->n.n < shortest_row || choice->k.n < shortest_sum)
-    choice = program::copied_matrix_products(c, unsplit_k);
-  if (!choice) return {};
-  p.choice = *choice;
-  const auto shape = gemm_shape(p, c, 1, choice->m.n, choice->n.n, c.accumulate);
-  return uses_own_kernel(shape) ? choice : std::nullopt;
+  std::optional<program::MatrixProducts> best;
+  double shortest = 0;
+  for (auto& choice : program::window_products(c, unsplit_k)) {
+    p.choice = choice;
+    const double time = time_of(choice);
+    if (best && time >= shortest) continue;
+    if (!uses_own_kernel(gemm_shape(p, c, 1, choice.m.n, choice.n.n, c.accumulate))) continue;
+    best = choice;
+    shortest = time;
+  }
+  return best;
 }
 
 // Replaces the matmuls of k_outer by one matmul, which sums their terms before it rounds.
@@ -194,7 +227,7 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const bool unsplit_k = c.out.dtype != DType::f32;
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
-  auto choice = window_products(c, *p, unsplit_k);
+  auto choice = window_matrices(c, *p, unsplit_k);
   if (!choice) choice = program::matrix_products(c, unsplit_k, false, false, true);
   if (!choice) return nullptr;
   p->choice = *choice;

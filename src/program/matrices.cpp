@@ -56,45 +56,55 @@ bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols,
          ((rows == 1 || row_stride == 1) && dense(cols, col_stride, rows));
 }
 
-// Chooses the largest matrices that need no copy. Returns false if no choice fits. any_strides: the
-// operands may have any strides.
-bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k, bool any_strides = false) {
+// Calls f(m, n, k) for each choice of one dim each, whose matrices have results with unit stride
+// along n.
+template <class F> void each_choice(const ContractDims& s, bool unsplit_k, const F& f) {
   const MatrixDims one{MatrixDim{}};
   const MatrixDims &ms = s.m.empty() ? one : s.m, &ns = s.n.empty() ? one : s.n,
                    &ks = s.k.empty() ? one : s.k;
-  if (unsplit_k && ks.size() > 1) return false;
-  std::int64_t best_size = 0;
+  if (unsplit_k && ks.size() > 1) return;
   for (auto& m : ms)
     for (auto& n : ns)
-      for (auto& k : ks) {
-        const bool operands =
-            any_strides || (is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b));
-        const bool fits = operands && (n.n == 1 || n.out == 1) && (m.n == 1 || m.out >= n.n);
-        if (!fits || m.n * n.n * k.n <= best_size) continue;
-        best_size = m.n * n.n * k.n;
-        p.m = m;
-        p.n = n;
-        p.k = k;
-        p.outer = s.batch;
-        p.k_outer = {};
-        for (auto& d : s.m)
-          if (&d != &m) p.outer.push_back(d);
-        for (auto& d : s.n)
-          if (&d != &n) p.outer.push_back(d);
-        for (auto& d : s.k)
-          if (&d != &k) p.k_outer.push_back(d);
-      }
+      for (auto& k : ks)
+        if ((n.n == 1 || n.out == 1) && (m.n == 1 || m.out >= n.n)) f(m, n, k);
+}
+// Sets the matrices, and the loops over the dims that remain.
+void set_matrices(MatrixProducts& p, const ContractDims& s, const MatrixDim& m, const MatrixDim& n,
+                  const MatrixDim& k) {
+  p.m = m;
+  p.n = n;
+  p.k = k;
+  p.outer = s.batch;
+  p.k_outer = {};
+  for (auto& d : s.m)
+    if (&d != &m) p.outer.push_back(d);
+  for (auto& d : s.n)
+    if (&d != &n) p.outer.push_back(d);
+  for (auto& d : s.k)
+    if (&d != &k) p.k_outer.push_back(d);
+}
+// Chooses the largest matrices that need no copy. Returns false if no choice fits.
+bool choose(MatrixProducts& p, const ContractDims& s, bool unsplit_k) {
+  std::int64_t best_size = 0;
+  each_choice(s, unsplit_k, [&](const MatrixDim& m, const MatrixDim& n, const MatrixDim& k) {
+    const bool fits = is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b);
+    if (!fits || m.n * n.n * k.n <= best_size) return;
+    best_size = m.n * n.n * k.n;
+    set_matrices(p, s, m, n, k);
+  });
   return best_size > 0;
 }
 
-// Packs an operand, and replaces its strides in `s` by those of the packed copy. rows_last: in the
-// order batch, k, m (or n).
+// The order of the dims of a packed operand, after those of the batch.
+enum class PackOrder { k_last, k_first };
+// Packs an operand, and replaces its strides in `s` by those of the packed copy.
 Packing pack(ContractDims& s, MatrixStride stride, MatrixDims ContractDims::*own,
-             bool rows_last = false) {
+             PackOrder order = PackOrder::k_last) {
   Packing p;
   p.used = true;
   std::vector<MatrixDim*> packed;
-  for (auto* list : {&s.batch, rows_last ? &s.k : &(s.*own), rows_last ? &(s.*own) : &s.k})
+  const bool k_last = order == PackOrder::k_last;
+  for (auto* list : {&s.batch, k_last ? &(s.*own) : &s.k, k_last ? &s.k : &(s.*own)})
     for (auto& d : *list)
       if (d.*stride != 0 && d.n > 1) packed.push_back(&d);
   std::int64_t dense = 1;
@@ -111,11 +121,13 @@ Packing pack(ContractDims& s, MatrixStride stride, MatrixDims ContractDims::*own
 
 std::int64_t matrix_size(const MatrixProducts& p) { return p.m.n * p.n.n * p.k.n; }
 
-// Replaces the strides of `out` by those of a contiguous array whose last dim is the largest of n.
-Packing pack_out(ContractDims& s) {
+// Replaces the strides of `out` by those of a contiguous array whose last dim is the largest of n,
+// or with `in_order` the last one of n.
+Packing pack_out(ContractDims& s, bool in_order = false) {
   Packing p;
   p.used = true;
   auto last = std::max_element(s.n.begin(), s.n.end(), [](auto& x, auto& y) { return x.n < y.n; });
+  if (in_order) last = s.n.end();
   std::vector<MatrixDim*> order;
   for (auto* list : {&s.batch, &s.m, &s.n})
     for (auto& d : *list)
@@ -150,53 +162,61 @@ bool reads_windows(const Contract& c, const View& v) {
 }  // namespace
 
 bool reads_windows(const Contract& c) { return reads_windows(c, c.a) || reads_windows(c, c.b); }
-std::optional<MatrixProducts> copied_matrix_products(const Contract& c, bool unsplit_k) {
-  for (const bool swapped : {false, true}) {
-    auto s = dims_of(c);
-    if (swapped) s.swap_operands();
+std::vector<MatrixProducts> window_products(const Contract& c, bool unsplit_k) {
+  std::vector<MatrixProducts> all;
+  auto add = [&](const MatrixProducts& p, ContractDims s) {
     s.normalize();
-    MatrixProducts p;
-    p.swapped = swapped;
-    if (reads_windows(c, swapped ? c.b : c.a))
-      p.pack_a = pack(s, &MatrixDim::a, &ContractDims::m, true);
-    else
-      p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n, true);
-    s.normalize();
-    if (choose(p, s, unsplit_k, true) && p.k_outer.empty()) return p;
-  }
-  return {};
-}
-std::optional<MatrixProducts> strided_matrix_products(const Contract& c, bool unsplit_k) {
-  // A copy of the result, or of the weights, pays only for matrices that are larger by this factor.
-  constexpr std::int64_t kWorthResult = 4, kWorthWeights = 2;
-  std::optional<MatrixProducts> best;
-  auto consider = [&](bool swapped, bool result, bool weights) {
-    auto s = dims_of(c);
-    if (swapped) s.swap_operands();
-    MatrixProducts p;
-    p.swapped = swapped;
-    if (result) p.pack_out = pack_out(s);
-    s.normalize();
-    if (weights) {
-      const bool first = !reads_windows(c, swapped ? c.b : c.a);
-      if (!first && reads_windows(c, swapped ? c.a : c.b)) return;
-      if (first)
-        p.pack_a = pack(s, &MatrixDim::a, &ContractDims::m);
-      else
-        p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n);
-      s.normalize();
-    }
-    if (!choose(p, s, unsplit_k, true)) return;
-    const auto factor = result ? kWorthResult : weights ? kWorthWeights : 1;
-    if (!best || matrix_size(p) >= matrix_size(*best) * factor) best = p;
+    each_choice(s, unsplit_k, [&](const MatrixDim& m, const MatrixDim& n, const MatrixDim& k) {
+      all.push_back(p);
+      set_matrices(all.back(), s, m, n, k);
+    });
   };
-  for (const bool swapped : {false, true}) consider(swapped, false, false);
-  if (!c.accumulate && !c.n.empty() && !c.m.empty())
-    for (const bool swapped : {false, true}) consider(swapped, true, false);
-  // only one of the operands is a few weights
-  const bool few = points(c.m) * 16 <= points(c.n) || points(c.n) * 16 <= points(c.m);
-  if (best && !best->pack_out.used && few) consider(best->swapped, false, true);
-  return best;
+  const bool may_pack_out = !c.accumulate && !c.n.empty() && !c.m.empty();
+  for (const bool swapped : {false, true}) {
+    const bool first = reads_windows(c, swapped ? c.b : c.a),
+               second = reads_windows(c, swapped ? c.a : c.b);
+    auto dims = dims_of(c);
+    if (swapped) dims.swap_operands();
+    MatrixProducts plan;
+    plan.swapped = swapped;
+    add(plan, dims);
+    if (may_pack_out) {
+      auto [p, s] = std::pair(plan, dims);
+      p.pack_out = pack_out(s);
+      add(p, s);
+    }
+    if (first && second) continue;
+    auto pack_operand = [](MatrixProducts& p, ContractDims& s, bool a, PackOrder order) {
+      if (a)
+        p.pack_a = pack(s, &MatrixDim::a, &ContractDims::m, order);
+      else
+        p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n, order);
+    };
+    {  // a copy of the weights
+      auto [p, s] = std::pair(plan, dims);
+      s.normalize();
+      pack_operand(p, s, !first, PackOrder::k_last);
+      add(p, s);
+    }
+    for (const auto order : {PackOrder::k_first, PackOrder::k_last}) {
+      auto [p, s] = std::pair(plan, dims);
+      s.normalize();
+      pack_operand(p, s, first, order);
+      add(p, s);
+      if (!may_pack_out) continue;
+      // The copy has the dims in the order in which the array has them, and so has the result.
+      auto [q, t] = std::pair(plan, dims);
+      const auto stride = first ? &MatrixDim::a : &MatrixDim::b;
+      for (auto* list : {&t.batch, first ? &t.m : &t.n, &t.k})
+        std::stable_sort(list->begin(), list->end(), [&](auto& x, auto& y) {
+          return std::abs(x.*stride) > std::abs(y.*stride);
+        });
+      pack_operand(q, t, first, order);
+      q.pack_out = pack_out(t, true);
+      add(q, t);
+    }
+  }
+  return all;
 }
 
 void ContractDims::swap_operands() {

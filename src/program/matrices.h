@@ -4,6 +4,7 @@
 // copied into contiguous memory.
 #pragma once
 #include <optional>
+#include <vector>
 
 #include "program/program.h"
 
@@ -50,11 +51,9 @@ std::optional<MatrixProducts> matrix_products(const Contract&, bool unsplit_k,
 // Returns true if an operand reads an element at several positions of dims that overlap, as the
 // windows of a convolution do. A copy of such an operand is larger than the operand.
 bool reads_windows(const Contract&);
-// Returns the matrices for a kernel that accepts operands with any strides, or nothing if no choice
-// fits. No operand is packed.
-std::optional<MatrixProducts> strided_matrix_products(const Contract&, bool unsplit_k);
-// The same with a copy of the windows, in which the positions of a row are neighbors.
-std::optional<MatrixProducts> copied_matrix_products(const Contract&, bool unsplit_k);
+// Returns the choices for a contraction of windows by a kernel that accepts operands with any
+// strides: the windows are read in place, or from a copy in one of several orders.
+std::vector<MatrixProducts> window_products(const Contract&, bool unsplit_k);
 
 // Returns the fraction of multiplications in blocks whose flag (Contract::BlockMask) is true.
 double computed_fraction(const Contract&, const unsigned char* flags);
