@@ -224,6 +224,8 @@ struct Anchors {
 
 bool shows_all(const Node& n) { return is_transparent_view(n) && n.in[0]->size() == n.size(); }
 bool stacks_slices(const Node& n) { return is_loop_result(n) && result_of(n).fold == Fold::stack; }
+// Returns true for steps that copy segments of their operands, as a concatenation does.
+bool copies_segments(const Node& n) { return n.op->kind == Kind::step && n.op->segments; }
 // Returns the node of which x views all elements, if it has no other reader. Null otherwise.
 NodePtr created_for(const NodePtr& x, const ScopeNodes& nodes, const Scope& scope) {
   auto n = x;
@@ -241,14 +243,14 @@ NodePtr created_for(const NodePtr& x, const ScopeNodes& nodes, const Scope& scop
 // Finds the nodes that are computed in the place of their only reader (Scope::joined).
 void find_joined(const ScopeNodes& nodes, Scope& scope) {
   for (auto& c : nodes.order) {
-    if (c->op->kind != Kind::step || !c->op->segments || nodes.is_placed(*c)) continue;
+    if (!copies_segments(*c) || nodes.is_placed(*c)) continue;
     auto parts = c->op->segments(*c);
     if (parts.size() < 2) continue;  // a single part among zeros
     for (auto& part : parts) {
       auto& x = c->in[part.operand];
       auto n = created_for(x, nodes, scope);
-      bool joins_reader =
-          n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || stacks_slices(*n));
+      const bool joins_reader = n && (n->op->kind == Kind::contract || n->op->kind == Kind::map ||
+                                      stacks_slices(*n) || copies_segments(*n));
       if (joins_reader) scope.joined[n.get()] = {c, x, part.to};
     }
   }
@@ -256,7 +258,7 @@ void find_joined(const ScopeNodes& nodes, Scope& scope) {
   for (auto& [node, all] : scope.targets) {
     if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
     auto n = created_for(node->in[0], nodes, scope);
-    if (n && (stacks_slices(*n) || (n->op->kind == Kind::step && n->op->segments)))
+    if (n && (stacks_slices(*n) || copies_segments(*n)))
       scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
   }
 }
