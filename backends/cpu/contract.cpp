@@ -160,10 +160,10 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
 // convolutions on one thread with AVX-512.
 constexpr double packed_element = 10,
                  gathered_element = 24;  // into a panel; gathered: no unit stride
-constexpr double row_element = 2.4;      // of rows that are read in place
+constexpr double row_element = 2.4;      // rows that are read in place
 constexpr double result_element = 24, one_matmul = 5400;
 constexpr double copied_element = 6, copied_run = 140;  // contiguous runs
-constexpr double large_copied_element = 34;             // of a copy that does not stay in the cache
+constexpr double large_copied_element = 34;             // a copy that does not stay in the cache
 constexpr double moved_element = 60;                    // runs of one element
 constexpr std::int64_t most_cached = 1 << 18;           // elements of a copy
 

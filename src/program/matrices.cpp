@@ -204,7 +204,7 @@ std::vector<MatrixProducts> window_products(const Contract& c, bool unsplit_k) {
       pack_operand(p, s, first, order);
       add(p, s);
       if (!may_pack_out) continue;
-      // The copy has the dims in the order in which the array has them, and so has the result.
+      // The copy, and the result, have their dims in the order in which the array has them.
       auto [q, t] = std::pair(plan, dims);
       const auto stride = first ? &MatrixDim::a : &MatrixDim::b;
       for (auto* list : {&t.batch, first ? &t.m : &t.n, &t.k})
