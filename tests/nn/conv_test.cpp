@@ -70,6 +70,68 @@ TEST_CASE("convolutions of many channels and their gradients match the reference
     }
 }
 
+TEST_CASE("convolutions and their gradients match the reference in any order of the axes") {
+  const Axis In("channel", 20), Features("out", 18), B = Batch.resize(3), Q("depth", 6),
+                                                     R("row", 7), C("col", 8);
+  const Names axes{"depth", "row", "col"};
+  const auto key = random::key(0);
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (const Axes& order : {Axes{B, In, Q, R, C}, Axes{In, B, Q, R, C}, Axes{B, Q, In, R, C},
+                              Axes{Q, R, In, B, C}, Axes{B, Q, R, C, In}, Axes{R, C, B, Q, In}}) {
+      INFO(std::string(name_of(dtype)), " ", to_string(order));
+      auto x = random::normal(random::key(3), order);
+      auto check = [&](const auto& layer) {
+        CHECK(worst_to_reference(layer, x, dtype) < (dtype == DType::f32 ? 1e-5 : 0.015));
+      };
+      check(nn::Conv::init(axes, In, Features, 2, key, {.padding = 1}));
+      check(nn::Conv::init(axes, In, Features, {2, 3, 1}, key, {.dilation = {2, 1, 1}}));
+      check(nn::Conv::init(axes, In, Features, {2, 3, 2}, key, {.stride = {1, 2, 1}}));
+      check(nn::ConvTranspose::init(axes, In, Features, 2, key, {.stride = {2, 1, 1}}));
+    }
+}
+
+TEST_CASE("windowed axes are flattened if they are adjacent, and channels may be between others") {
+  const Axis In("channel", 16), Features("out", 16), Q("depth", 24), R("row", 12), C("col", 12);
+  const Names axes{"depth", "row", "col"};
+  auto layer = nn::Conv::init(axes, In, Features, 2, random::key(0));
+  auto program_of = [&](const Axes& order) {
+    auto f = jit([](const nn::Conv& l, const NamedArray& in) { return l(in); });
+    f(layer, random::normal(random::key(3), order).eval());
+    return f.report().program;
+  };
+  CHECK(has(program_of({Q, In, R, C}), "m[23 132]"));  // rows and columns
+  CHECK(has(program_of({R, C, In, Q}), "m[132 23]"));  // also in another order than `axes`
+  CHECK(has(program_of({In, Q, R, C}), "m[3312]"));    // all three
+  CHECK(has(program_of({Q, In, R, C}), "k[16 2 2 2]"));
+  CHECK(has(program_of({R, In, Q, C}), "m[11 276]"));
+}
+
+TEST_CASE("a padding of several axes copies its array once") {
+  auto layer = conv({.padding = 1});
+  auto x = random::normal(random::key(3), {Batch, Channel, Axis("row", 8), Axis("col", 8)}).eval();
+  auto f = jit([](const nn::Conv& l, const NamedArray& in) { return l(in); });
+  f(layer, x);
+  const std::string program = f.report().program;
+  int copies = 0;  // copies of arrays, not of one value
+  for (std::size_t at = 0; (at = program.find("\ncopy [", at)) != std::string::npos; ++at)
+    copies +=
+        program.substr(at, program.find("] to ", at) - at).find("[0 0 0 0") == std::string::npos;
+  CHECK(copies == 1);
+}
+
+TEST_CASE("the gradient of a weight needs less memory than the windows") {
+  const Axis In("channel", 32), Features("out", 32), R("row", 32), C("col", 32);
+  auto layer = nn::Conv::init({"row", "col"}, In, Features, 3, random::key(0), {.padding = 1});
+  auto f = jit([](const nn::Conv& l, const NamedArray& in, const NamedArray& cotangent) {
+    return vjp([&](const nn::Conv& t) { return t(in); }, l).second(cotangent).weight;
+  });
+  for (const Axes& order : {Axes{Batch, In, R, C}, Axes{In, Batch, R, C}, Axes{Batch, R, C, In}}) {
+    auto x = random::normal(random::key(3), order).eval();
+    f(layer, x, rename(x, {{"channel", "out"}}).eval());
+    CHECK(f.report().peak_bytes < 9 * x.size() * 4);
+  }
+}
+
 TEST_CASE("depthwise convolutions and their gradients match the reference") {
   const Names axes{"row", "col"};
   const Axis In("channel", 12), Features("out", 12), Twice("out", 24), R("row", 19);
