@@ -39,17 +39,9 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
     dims_merged_.count = 1;
   }
 
-  // If the source is contiguous along another dim, that dim becomes the last but one, for square
-  // tiles.
+  // The last dim but one has the rows of tiles.
   const int last = dims_merged_.count - 1;
-  for (int d = 0; d < last && std::abs(dims_merged_.stride[0][last]) > 1; ++d) {
-    if (std::abs(dims_merged_.stride[0][d]) != 1) continue;
-    for (int e = d; e + 1 < last; ++e) {
-      std::swap(dims_merged_.size[e], dims_merged_.size[e + 1]);
-      for (auto& stride : dims_merged_.stride) std::swap(stride[e], stride[e + 1]);
-    }
-    break;
-  }
+  for (int e = row_dim(); e + 1 < last; ++e) dims_merged_.swap(e, e + 1);
   outer_ = std::max(0, dims_merged_.count - 2);
   outer_points_ = dims_merged_.points(0, outer_);
   const std::int64_t tile_bytes = dims_merged_.points(outer_, dims_merged_.count) * bytes;
@@ -62,6 +54,19 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
     per_block_ = std::max<std::int64_t>(1, kCopyGrain / std::max<std::int64_t>(1, tile_bytes));
     blocks_ = tile_bytes == 0 ? 0 : (outer_points_ + per_block_ - 1) / per_block_;
   }
+}
+
+// Returns the dim along which the source is contiguous, for square tiles. If there is none, returns
+// the innermost dim that has enough elements for a kernel, together with the last dim.
+int Copier::row_dim() const {
+  const int last = dims_merged_.count - 1;
+  const std::int64_t *size = dims_merged_.size, *from = dims_merged_.stride[0];
+  if (std::abs(from[last]) > 1)
+    for (int d = 0; d < last; ++d)
+      if (std::abs(from[d]) == 1) return d;
+  for (int d = last - 1; d >= 0; --d)
+    if (size[d] * size[last] >= fewest_for_kernel) return d;
+  return std::max(0, last - 1);
 }
 
 void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const {
@@ -91,9 +96,25 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
     if (outer_points_ == 1)
       return piece(source + first * f[a], target + first * t[a],
                    std::min(per_block_, dims_merged_.size[a] - first));
-    for (std::int64_t p = first; p < std::min(outer_points_, first + per_block_); ++p)
-      piece(source + dims_merged_.offset(0, p, 0, outer_),
-            target + dims_merged_.offset(1, p, 0, outer_), dims_merged_.size[a]);
+    std::int64_t position[MergedDims<2>::most];  // along the dims [0, outer_)
+    std::int64_t rest = first;
+    for (int d = outer_ - 1; d >= 0; --d) {
+      position[d] = rest % dims_merged_.size[d];
+      rest /= dims_merged_.size[d];
+    }
+    source += dims_merged_.offset(0, first, 0, outer_);
+    target += dims_merged_.offset(1, first, 0, outer_);
+    for (std::int64_t p = std::min(outer_points_, first + per_block_) - first; p > 0; --p) {
+      piece(source, target, dims_merged_.size[a]);
+      for (int d = outer_ - 1; d >= 0; --d) {
+        source += f[d];
+        target += t[d];
+        if (++position[d] < dims_merged_.size[d]) break;
+        source -= f[d] * position[d];
+        target -= t[d] * position[d];
+        position[d] = 0;
+      }
+    }
   });
 }
 

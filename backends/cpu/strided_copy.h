@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 
 #include "haliax/error.h"
 #include "step.h"
@@ -28,6 +29,10 @@ template <int Operands> struct MergedDims {
     }
     size[count - 1] *= n;
     for (int o = 0; o < Operands; ++o) stride[o][count - 1] = step[o];
+  }
+  void swap(int a, int b) {
+    std::swap(size[a], size[b]);
+    for (auto& steps : stride) std::swap(steps[a], steps[b]);
   }
   std::int64_t points(int first, int last) const {
     std::int64_t n = 1;
@@ -81,6 +86,7 @@ class Copier {
   void run(const std::byte* from, std::byte* to, std::int64_t block) const;
 
  private:
+  int row_dim() const;  // the dim of the rows of a tile; the columns are the last dim
   MergedDims<2> dims_merged_;
   // dims [0, outer_) are iterated one element at a time, the last one or two dims by tiles
   int bytes_ = 4, outer_ = 0;
