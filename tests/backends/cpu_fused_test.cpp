@@ -244,6 +244,51 @@ TEST_CASE("cpu: reductions over strided dimensions match the reference") {
   }
 }
 
+// Returns a reduction of f32 in order. A sum that overflows is computed in f64.
+float reduced_in_order(Code code, const float* x, std::int64_t n) {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  float narrow = code == Code::reduce_max ? -inf : code == Code::reduce_min ? inf : 0;
+  double wide = code == Code::reduce_prod ? 1 : 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    wide = code == Code::reduce_prod ? wide * double(x[i]) : wide + double(x[i]);
+    if (code == Code::reduce_sum)
+      narrow += x[i];
+    else if (x[i] != x[i] || (code == Code::reduce_max ? x[i] > narrow : x[i] < narrow))
+      narrow = x[i];
+  }
+  const bool overflows = code == Code::reduce_sum && !std::isfinite(narrow);
+  return code == Code::reduce_prod || overflows ? float(wide) : narrow;
+}
+TEST_CASE("cpu: reductions of short rows run in order, for any number of rows") {
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> some{1.5f, -2.25f, 3e38f, -0.f, 1e-30f, 7.f, inf, -inf, inf - inf, 0.1f};
+  for (const char* isa : {"baseline", "avx2", "avx512"}) {
+    const cpu::Kernels* kernels = cpu::kernels_of(isa);
+    if (!kernels) continue;
+    for (auto code : {Code::reduce_sum, Code::reduce_prod, Code::reduce_max, Code::reduce_min})
+      for (std::int64_t columns : {2, 3, 4, 5, 6, 8}) {
+        CAPTURE(std::string(isa));
+        CAPTURE(int(code));
+        CAPTURE(columns);
+        const std::int64_t rows = 2500;
+        std::vector<float> x(std::size_t(rows * columns)), got(rows);
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] = some[(i * i / 7 + i) % some.size()];
+        const auto r = kernels->reduce(code, cpu::LaneType::f32, DType::f32);
+        std::vector<double> sums(std::size_t(rows * r.bytes / 8 + 1));
+        r.init(sums.data(), rows);
+        r.rows(sums.data(), x.data(), rows, columns, 0);
+        r.finish(got.data(), sums.data(), rows);
+        std::int64_t wrong = 0;
+        for (std::int64_t row = 0; row < rows; ++row) {
+          const float e = reduced_in_order(code, &x[std::size_t(row * columns)], columns);
+          const float g = got[std::size_t(row)];
+          wrong += !(g == e || (g != g && e != e));
+        }
+        CHECK(wrong == 0);
+      }
+  }
+}
+
 TEST_CASE("cpu: softmax and layer norm match the reference") {
   for (std::int64_t n : {1, 5, 64, 768, 5000, 30000}) {
     Case c(7);
