@@ -78,22 +78,13 @@ struct Runs {
 };
 
 // Broadcasts one value per row, or one row to all rows.
-template <class T>
-void expand(void* out, const void* in, std::int64_t rows, std::int64_t columns, bool by_row) {
-  T* d = static_cast<T*>(out);
-  const T* s = static_cast<const T*>(in);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    if (by_row)
-      std::fill_n(d + r * columns, columns, s[r]);
-    else
-      std::memcpy(d + r * columns, s, std::size_t(columns) * sizeof(T));
-  }
+void expand(const Op& op, void* out, const void* in, std::int64_t rows, std::int64_t columns,
+            bool by_row) {
+  const RowStrides from = by_row ? RowStrides{1, 0} : RowStrides{0, 1};
+  kernels().copy_rows(cpu::bytes_of(op.lane), out, {columns, 1}, in, from, rows, columns);
 }
 void splat(const Op& op, void* out, const void* in, std::int64_t n) {
-  if (cpu::bytes_of(op.lane) == 4)
-    std::fill_n(static_cast<std::uint32_t*>(out), n, *static_cast<const std::uint32_t*>(in));
-  else
-    std::fill_n(static_cast<std::uint64_t*>(out), n, *static_cast<const std::uint64_t*>(in));
+  kernels().copy_rows(cpu::bytes_of(op.lane), out, {n, 1}, in, {0, 0}, 1, n);
 }
 // Returns true if the runs are n contiguous values, or one value.
 bool dense(const Runs& runs, std::int64_t n) {
@@ -321,13 +312,8 @@ class TapePlayer {
                                                 values.tile.outer);
       }
       case Op::expand:
-        if (cpu::bytes_of(op.lane) == 4)
-          expand<std::uint32_t>(values.value(op.out), values.value(op.in[0]), values.rows(),
-                                values.columns(), op.from[0] == values.plan.row());
-        else
-          expand<std::uint64_t>(values.value(op.out), values.value(op.in[0]), values.rows(),
-                                values.columns(), op.from[0] == values.plan.row());
-        return;
+        return expand(op, values.value(op.out), values.value(op.in[0]), values.rows(),
+                      values.columns(), op.from[0] == values.plan.row());
       case Op::splat:
         return splat(op, values.value(op.out), values.value(op.in[0]), n);
       case Op::zero:
