@@ -22,15 +22,26 @@ std::int64_t offset_at(const MatrixDims& dims, MatrixStride stride, std::int64_t
 
 namespace {
 
+// Orders dims by a key, largest first. Pairs are sorted, since an algorithm of std on MatrixDim
+// would export a symbol of std.
+template <class Key> void sort_by(MatrixDims& dims, const Key& key) {
+  using Order = std::pair<std::pair<std::int64_t, std::int64_t>, std::size_t>;
+  std::vector<Order> order;
+  for (std::size_t k = 0; k < dims.size(); ++k) {
+    const auto [first, second] = key(dims[k]);
+    order.push_back({{-first, -second}, k});
+  }
+  std::sort(order.begin(), order.end());
+  MatrixDims sorted;
+  for (auto& [by, k] : order) sorted.push_back(dims[k]);
+  dims = std::move(sorted);
+}
+
 // Drops dims of size 1, orders the rest by strides, and merges neighbors that are contiguous in all
 // operands.
 void merge(MatrixDims& dims) {
   std::erase_if(dims, [](auto& d) { return d.n == 1; });
-  std::stable_sort(dims.begin(), dims.end(), [](auto& x, auto& y) {
-    return std::abs(x.out) != std::abs(y.out)
-               ? std::abs(x.out) > std::abs(y.out)
-               : std::abs(x.a) + std::abs(x.b) > std::abs(y.a) + std::abs(y.b);
-  });
+  sort_by(dims, [](auto& d) { return std::pair(std::abs(d.out), std::abs(d.a) + std::abs(d.b)); });
   MatrixDims merged;
   for (auto& d : dims) {
     auto* last = merged.empty() ? nullptr : &merged.back();
@@ -208,9 +219,7 @@ std::vector<MatrixProducts> window_products(const Contract& c, bool unsplit_k) {
       auto [q, t] = std::pair(plan, dims);
       const auto stride = first ? &MatrixDim::a : &MatrixDim::b;
       for (auto* list : {&t.batch, first ? &t.m : &t.n, &t.k})
-        std::stable_sort(list->begin(), list->end(), [&](auto& x, auto& y) {
-          return std::abs(x.*stride) > std::abs(y.*stride);
-        });
+        sort_by(*list, [&](auto& d) { return std::pair(std::abs(d.*stride), std::int64_t(0)); });
       pack_operand(q, t, first, order);
       q.pack_out = pack_out(t, true);
       add(q, t);
