@@ -49,15 +49,10 @@ void write_safetensors(const std::string& path, const TensorFile& file,
                        SourceLocation at = SourceLocation::current());
 
 /// Computes `read_safetensors(path)`: the name in Haliax.
-inline TensorFile load_state_dict(const std::string& path,
-                                  SourceLocation at = SourceLocation::current()) {
-  return read_safetensors(path, at);
-}
+TensorFile load_state_dict(const std::string& path, SourceLocation at = SourceLocation::current());
 /// Computes `write_safetensors(path, state_dict)`: the name and the order of arguments in Haliax.
-inline void save_state_dict(const TensorFile& state_dict, const std::string& path,
-                            SourceLocation at = SourceLocation::current()) {
-  write_safetensors(path, state_dict, at);
-}
+void save_state_dict(const TensorFile& state_dict, const std::string& path,
+                     SourceLocation at = SourceLocation::current());
 
 /// @}
 

@@ -274,5 +274,11 @@ void write_safetensors(const std::string& path, const TensorFile& file, SourceLo
   for (const Tensor* t : order) parts.push_back(t->data);
   replace_file("write_safetensors", path, parts);
 }
+TensorFile load_state_dict(const std::string& path, SourceLocation at) {
+  return read_safetensors(path, at);
+}
+void save_state_dict(const TensorFile& state_dict, const std::string& path, SourceLocation at) {
+  write_safetensors(path, state_dict, at);
+}
 
 }  // namespace haliax
