@@ -123,7 +123,7 @@ NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
 // Operands: the values on a diagonal, the array, and a mask that is true on the diagonal. The
 // composed gradient would fill an array with zeros and then scatter to its diagonal.
 const Op kDiagonal{
-    .name = "diagonal", .kind = Kind::wrap, .grad = [](G o, G g) {
+    .name = "trace_diagonal", .kind = Kind::wrap, .grad = [](G o, G g) {
       return Nodes{nullptr, zero_outside(o->in[2], g, joined(o->in[1]->axes, g->axes)), nullptr};
     }};
 const bool diagonal_registered = prim::register_ops({&kDiagonal});

@@ -25,8 +25,7 @@ namespace {
 // Orders dims by a key, largest first. Pairs are sorted, since an algorithm of std on MatrixDim
 // would export a symbol of std.
 template <class Key> void sort_by(MatrixDims& dims, const Key& key) {
-  using Order = std::pair<std::pair<std::int64_t, std::int64_t>, std::size_t>;
-  std::vector<Order> order;
+  std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, std::size_t>> order;
   for (std::size_t k = 0; k < dims.size(); ++k) {
     const auto [first, second] = key(dims[k]);
     order.push_back({{-first, -second}, k});
