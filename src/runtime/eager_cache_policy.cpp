@@ -32,8 +32,8 @@ struct NodeFacts {
   Names chunked_axes = {};
 };
 
-// Finds the nodes whose value the user can read again: more owners refer to them than other nodes
-// of the search do.
+// Finds the nodes whose value the user can read again: they have owners that are not nodes of the
+// search, such as a NamedArray.
 //
 // For example, given loss = f(p1) and p1 = step(p0): if the user still has p1, p1 is an additional
 // result. Otherwise, each loss would recompute all previous steps.

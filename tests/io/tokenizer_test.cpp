@@ -154,7 +154,7 @@ TEST_CASE("tokenizer: NFKC and Lowercase use the versions of Unicode of the pack
   CHECK(changed("x\u0345\U0001e4ec\u0301") == "x\u0345\U0001e4ec\u0301");
   CHECK(changed("\u1c89\ua7cb\ua7dc") == "\u1c8a\u0264\u019b");  // letters of Unicode 16
   CHECK(changed("\U00010d50\U00010d65") == "\U00010d70\U00010d85");
-  CHECK(changed("\ua7ce\U00016ea0\U00016eb8") == "\ua7cf\U00016ebb\U00016ed3");  // of 17
+  CHECK(changed("\ua7ce\U00016ea0\U00016eb8") == "\ua7cf\U00016ebb\U00016ed3");  // Unicode 17
 }
 TEST_CASE("tokenizer: patterns match the marks of Unicode 15 and 16") {
   auto spec = spec_of("gpt2");

@@ -24,9 +24,6 @@ namespace {
 constexpr const char* kSpaces =
     R"(\t-\r\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr const char* kWords = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})";
-struct CharacterRange {
-  char32_t first, last;
-};
 // The letters, the numbers and the marks that Unicode 15 and 16 added, which PCRE2 may lack.
 constexpr CharacterRange kNewLetters[] = {
     {0x1c89, 0x1c8a},   {0xa7cb, 0xa7cd},   {0xa7da, 0xa7dc},   {0x105c0, 0x105f3},
@@ -58,11 +55,6 @@ template <std::size_t N> std::string class_of(const CharacterRange (&ranges)[N])
   for (auto& r : ranges)
     out += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", std::uint32_t(r.first), std::uint32_t(r.last));
   return out;
-}
-template <std::size_t N> bool is_in(char32_t c, const CharacterRange (&ranges)[N]) {
-  const auto* at = std::lower_bound(std::begin(ranges), std::end(ranges), c,
-                                    [](auto& r, char32_t value) { return r.last < value; });
-  return at != std::end(ranges) && c >= at->first;
 }
 bool has_new_characters(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {

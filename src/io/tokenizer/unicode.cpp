@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <iterator>
 #include <new>
-#include <utility>
 
 namespace haliax {
 namespace {
@@ -42,7 +41,7 @@ std::size_t valid_length(std::string_view text, std::size_t at, std::size_t& bad
 utf8proc_category_t category(char32_t c) { return utf8proc_category(utf8proc_int32_t(c)); }
 // Characters with a normal form that Unicode 10 and later added. The package `tokenizers` has older
 // tables: it leaves these characters, and their order, as they are.
-constexpr std::pair<char32_t, char32_t> kNotNormalized[] = {
+constexpr CharacterRange kNotNormalized[] = {
     {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},
     {0xc3c, 0xc3c},     {0xd3b, 0xd3c},     {0xeba, 0xeba},     {0x1715, 0x1715},
     {0x1abf, 0x1ace},   {0x1df6, 0x1dfa},   {0x32ff, 0x32ff},   {0xa7f2, 0xa7f4},
@@ -57,7 +56,7 @@ constexpr std::pair<char32_t, char32_t> kNotNormalized[] = {
     {0x1fbf0, 0x1fbf9},
 };
 // Marks that later versions than 8 added. StripAccents of the package retains them.
-constexpr std::pair<char32_t, char32_t> kRetainedMarks[] = {
+constexpr CharacterRange kRetainedMarks[] = {
     {0x7fd, 0x7fd},     {0x898, 0x89f},     {0x8ca, 0x8d3},     {0x9fe, 0x9fe},
     {0xafa, 0xaff},     {0xb55, 0xb55},     {0xc04, 0xc04},     {0xc3c, 0xc3c},
     {0xcf3, 0xcf3},     {0xd00, 0xd00},     {0xd3b, 0xd3c},     {0xd81, 0xd81},
@@ -77,14 +76,7 @@ constexpr std::pair<char32_t, char32_t> kRetainedMarks[] = {
     {0x13447, 0x13455}, {0x16f4f, 0x16f4f}, {0x16f7f, 0x16f87}, {0x16fe4, 0x16fe4},
     {0x16ff0, 0x16ff1}, {0x1cf00, 0x1cf2d}, {0x1cf30, 0x1cf46}, {0x1e08f, 0x1e08f},
     {0x1e130, 0x1e136}, {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef}, {0x1e4ec, 0x1e4ef}};
-template <std::size_t N>
-bool is_within(char32_t c, const std::pair<char32_t, char32_t> (&ranges)[N]) {
-  const auto* at =
-      std::lower_bound(std::begin(ranges), std::end(ranges), c,
-                       [](auto& range, char32_t value) { return range.second < value; });
-  return at != std::end(ranges) && c >= at->first;
-}
-bool is_normalized(char32_t c) { return !is_within(c, kNotNormalized); }
+bool is_normalized(char32_t c) { return !is_in(c, kNotNormalized); }
 
 // Letters with a lowercase form that Unicode 14 to 17 added. utf8proc may be older than the
 // package here.
@@ -176,7 +168,7 @@ bool is_punctuation(char32_t c) {
 bool is_combining_mark(char32_t c) {
   const auto k = category(c);
   if (c == 0x1cf2 || c == 0x1cf3) return true;  // letters since Unicode 12
-  return k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME && !is_within(c, kRetainedMarks);
+  return k >= UTF8PROC_CATEGORY_MN && k <= UTF8PROC_CATEGORY_ME && !is_in(c, kRetainedMarks);
 }
 
 std::string normalized(std::string_view text, NormalForm form) {
