@@ -60,6 +60,86 @@ void refuse_static_values(const Walk& w, const SourceLocation& at) {
 
 void Parts::end(const Walk& w) { of_leaf.resize(w.arrays.size(), count++); }
 
+// Names of the arrays of a call, by leaf.
+struct ArgumentNames {
+  std::vector<std::string> paths;  // in the argument: "mlp.up.weight"; empty: the argument itself
+  std::vector<std::string> readable;  // "argument 0: mlp.up.weight"
+
+  ArgumentNames(const Walk& w, const Parts& arguments) {
+    for (auto& p : w.paths) {
+      auto dot = p.find('.');  // after the number of the argument
+      paths.push_back(dot == std::string::npos ? "" : p.substr(dot + 1));
+      readable.push_back(argument_name(p));
+    }
+    for (std::size_t k = 0; k < paths.size(); ++k) owners_[paths[k]].insert(arguments.of_leaf[k]);
+  }
+  // Returns the path, or the readable name if several arguments have the same path.
+  const std::string& unique(std::size_t k) const {
+    bool clear = paths[k].empty() || owners_.at(paths[k]).size() == 1;
+    return clear ? paths[k] : readable[k];
+  }
+
+ private:
+  std::map<std::string, std::set<int>> owners_;  // the arguments that have a path
+};
+
+// ---- the start of a trace ----
+// The shardings of the arrays of a call; empty without a mesh.
+std::vector<Sharding> JitCore::Impl::argument_shardings(const Walk& w, const Parts& arguments,
+                                                        const ArgumentNames& names) const {
+  const auto mesh = this->mesh();
+  if (!mesh) return {};
+  CallSite here(options.at);
+  std::vector<Sharding> out;
+  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+    auto& n = w.arrays[k]->node();
+    out.push_back(n ? argument_sharding(*n, arguments.of_leaf[k], *mesh, names.readable[k])
+                    : Sharding());
+  }
+  return out;
+}
+// Creates an input for each array of a call, and completes the signature of `pending`. Returns the
+// arguments of the function: these inputs, and empty arrays as they are.
+Leaves JitCore::Impl::create_inputs(const Walk& w, const Parts& arguments,
+                                    const ArgumentNames& names,
+                                    const std::shared_ptr<const Trace>& trace) {
+  auto& e = *pending;
+  auto& donate = options.donate;
+  Leaves out;
+  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+    auto& n = w.arrays[k]->node();
+    e.signature.axes.push_back(n ? n->axes : Axes());
+    e.signature.dtypes.push_back(n ? int(n->dtype) : -1);
+    if (!n) {
+      out.emplace_back();
+      continue;
+    }
+    n->field.note(module_path(names.paths[k]));
+    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(names.unique(k)), trace));
+    e.leaf_of_input.push_back(k);
+    e.names.push_back(names.readable[k]);
+    bool donated = std::find(donate.begin(), donate.end(), arguments.of_leaf[k]) != donate.end();
+    e.donated.push_back(donated);
+    out.push_back(NamedArray(e.inputs.back()));
+  }
+  return out;
+}
+// Sets the context that the function is traced in. It lasts until `tracing` is reset.
+void JitCore::Impl::enter_trace(std::shared_ptr<const Trace> trace) {
+  mapping_outside = context().origin.mapping;
+  tracing.emplace();
+  context().in_jit = true;
+  context().effect = nullptr;
+  context().scores_budget = options.scores_budget;
+  context().trace = std::move(trace);
+  if (auto mesh = this->mesh()) {
+    context().mesh = std::move(mesh);
+    context().gradients = std::make_shared<Gradients>();
+  }
+  if (options.axis_resources)
+    context().origin.mapping = std::make_shared<const Mapping>(*options.axis_resources);
+}
+
 // ---- from a trace to a Program ----
 Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
   auto& e = *pending;
@@ -218,67 +298,19 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.check_call(arguments.count);
   refuse_static_values(w, m.options.at);
   m.report_retraces(w);
-  auto& donate = m.options.donate;
-  auto& owner = arguments.of_leaf;
-  std::vector<std::string> paths, names;  // paths: of a leaf in its argument; names: readable
-  for (auto& p : w.paths) {
-    auto dot = p.find('.');  // without the number of the argument
-    paths.push_back(dot == std::string::npos ? "" : p.substr(dot + 1));
-    names.push_back(argument_name(p));
-  }
-  // By path. If several arguments have the same path, the name includes the argument.
-  std::map<std::string, std::set<int>> owners;
-  for (std::size_t k = 0; k < paths.size(); ++k) owners[paths[k]].insert(owner[k]);
-  auto path = [&](std::size_t k) {
-    return paths[k].empty() || owners[paths[k]].size() == 1 ? paths[k] : names[k];
-  };
-  std::vector<Sharding> in;
-  if (auto mesh = m.mesh()) {
-    CallSite here(m.options.at);
-    for (std::size_t k = 0; k < w.arrays.size(); ++k) {
-      auto& n = w.arrays[k]->node();
-      in.push_back(n ? m.argument_sharding(*n, owner[k], *mesh, names[k]) : Sharding());
-    }
-  }
+  const ArgumentNames names(w, arguments);
+  auto shardings = m.argument_shardings(w, arguments, names);
   m.started = seconds_now();
   ++m.report.traces;
   auto* last = m.newest.load();
   m.report.why = last ? m.difference(last->signature, w, arguments) : "the first call";
   m.pending = std::make_unique<Cached>();
-  auto& e = *m.pending;
-  e.signature = {w.statics, w.values,       w.described,       {},
-                 {},        current_mesh(), current_mapping(), std::move(in)};
-  Leaves out;
+  m.pending->signature = {w.statics, w.values,       w.described,       {},
+                          {},        current_mesh(), current_mapping(), std::move(shardings)};
   auto trace = std::make_shared<const Trace>(Trace{"jit", m.options.at, context().trace});
-  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
-    auto& n = w.arrays[k]->node();
-    e.signature.axes.push_back(n ? n->axes : Axes());
-    e.signature.dtypes.push_back(n ? int(n->dtype) : -1);
-    if (!n) {
-      out.emplace_back();
-      continue;
-    }
-    n->field.note(module_path(paths[k]));
-    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path(k)), trace));
-    e.leaf_of_input.push_back(k);
-    e.names.push_back(names[k]);
-    e.donated.push_back(std::find(donate.begin(), donate.end(), owner[k]) != donate.end());
-    out.push_back(NamedArray(e.inputs.back()));
-  }
-  m.mapping_outside = context().origin.mapping;
-  m.tracing.emplace();
-  context().in_jit = true;
-  context().effect = nullptr;
-  context().scores_budget = m.options.scores_budget;
-  context().trace = std::move(trace);
-  if (auto mesh = m.mesh()) {
-    context().mesh = std::move(mesh);
-    context().gradients = std::make_shared<Gradients>();
-  }
-
-  if (m.options.axis_resources)
-    context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
-  return out;
+  auto inputs = m.create_inputs(w, arguments, names, trace);
+  m.enter_trace(std::move(trace));
+  return inputs;
 }
 void JitCore::abandon() {
   impl_->tracing.reset();

@@ -75,6 +75,8 @@ struct JitCore::Cached {
 // the path in all arguments, such as 0.mlp.up.weight.
 std::string argument_name(const std::string& path);
 
+struct ArgumentNames;
+
 struct JitCore::Impl {
   JitOptions options;
   // The newest entry of the list of entries. The list is read without a lock and only grows under
@@ -120,6 +122,12 @@ struct JitCore::Impl {
   // traced.
   void check_call(int arguments) const;
   void require_devices(const Mesh&, program::Device&) const;
+
+  // ---- jit.cpp: the start of a trace ----
+  std::vector<Sharding> argument_shardings(const Walk&, const Parts&, const ArgumentNames&) const;
+  Leaves create_inputs(const Walk&, const Parts&, const ArgumentNames&,
+                       const std::shared_ptr<const Trace>&);
+  void enter_trace(std::shared_ptr<const Trace>);
 
   // ---- jit.cpp: from a trace to a Program, or to one Program per device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);
