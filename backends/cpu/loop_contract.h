@@ -1,0 +1,11 @@
+// A step that computes a contraction without a matmul kernel.
+#pragma once
+#include <memory>
+
+#include "step.h"
+
+namespace haliax::cpu {
+
+std::unique_ptr<CompiledStep> make_loop_contract(const program::Contract&);
+
+}  // namespace haliax::cpu
