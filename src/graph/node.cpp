@@ -311,21 +311,21 @@ static bool is_library_source(const SourceLocation& at) {
   return at.file_name() && std::strncmp(at.file_name(), prefix.data(), prefix.size()) == 0;
 }
 
-CallSite::CallSite(SourceLocation at, bool layer, const NamedArray* weight) {
+CallSite::CallSite(SourceLocation at, Kind kind, const NamedArray* weight) {
   auto& c = context();
   at_ = c.origin.at;
   module_ = c.origin.module;
   scope_ = c.origin.scope;
   weight_created_ = c.origin.weight_created;
   fixed_ = c.fixed;
-  reads_ = !layer;
+  reads_ = kind != layer;
   if (reads_) GraphReader::enter();
   // A function of the library that calls another one keeps the location of the user's call.
   const bool moves = !c.fixed && !(at_.line() > 0 && is_library_source(at));
   if (moves) c.origin.at = at;
   if (moves && at.line() > 0) c.last = at;
-  if (layer) c.fixed = true;
-  if (!layer || !weight || weight->empty()) return;
+  if (kind == layer) c.fixed = true;
+  if (kind != layer || !weight || weight->empty()) return;
   GraphReader reader;
   // Follows first inputs to a node that a trace named or that was found in a field.
   auto seen = [](const Node& n) { return is_placeholder(n) ? n.origin.module : n.field.path(); };

@@ -311,7 +311,9 @@ class NodeDomainScope {
 // for a layer, since its body may be user code.
 class CallSite {
  public:
-  [[nodiscard("give it a name")]] explicit CallSite(SourceLocation at, bool layer = false,
+  enum Kind { op, layer };
+  // `weight`: of a layer; the module of its field becomes the module of the origin.
+  [[nodiscard("give it a name")]] explicit CallSite(SourceLocation at, Kind kind = op,
                                                     const NamedArray* weight = nullptr);
   ~CallSite();
   CallSite(const CallSite&) = delete;

@@ -110,7 +110,7 @@ NamedArray glu(Arr x, const AxisSelector& axis) {
 }
 
 Activation activation(std::string_view name, SourceLocation at) {
-  CallSite here(at, /*layer=*/true);
+  CallSite here(at, CallSite::layer);
   struct Named {
     const char* name;
     Activation function;

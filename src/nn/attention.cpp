@@ -65,7 +65,7 @@ NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Ar
 }
 NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob,
                                  bool sample_prob, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   if (mask_prob == 0) return ones(KPos, DType::boolean);
   auto first = arange(KPos) == 0;
   if (!sample_prob) return random::bernoulli(key, KPos, 1 - mask_prob) | first;
@@ -74,7 +74,7 @@ NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_p
 }
 
 NamedArray zigzag(const Axis& Pos, int devices, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   if (devices < 1 || Pos.size % (2 * std::int64_t(devices)))
     fail("zigzag", "axis {} does not divide into {} parts, two for each of {} devices", Pos,
          2 * std::int64_t(devices), devices);
@@ -98,7 +98,7 @@ NamedArray mask_to_bias(Arr mask, double value) {
 
 NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max, DType dtype,
                                 SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   if (Heads.size == 0) return zeros({Heads, KPos}, dtype);
   auto slopes = array(std::span<const double>(alibi_slopes(Heads.size, bias_max)), Heads);
   auto bias =

@@ -248,7 +248,7 @@ std::vector<Padding::Pair> Padding::of(const char* op, const std::vector<std::in
 Conv Conv::init(const AxisSelection& Spatial, const Axis& In, const Axis& Out,
                 const PerAxis& kernel_size, const Key& key, ConvOptions options,
                 SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   const auto names = names_of(Spatial);
   auto [weight, bias] = initialized("conv", names, In, Out, kernel_size, options.stride,
                                     options.dilation, options.groups, options.use_bias, key);
@@ -290,7 +290,7 @@ NamedArray Conv::operator()(Arr x) const {
 ConvTranspose ConvTranspose::init(const AxisSelection& Spatial, const Axis& In, const Axis& Out,
                                   const PerAxis& kernel_size, const Key& key,
                                   ConvTransposeOptions options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   const auto names = names_of(Spatial);
   auto [weight, bias] = initialized("conv_transpose", names, In, Out, kernel_size, options.stride,
                                     options.dilation, options.groups, options.use_bias, key);

@@ -60,7 +60,7 @@ void check_room(const NamedArray& lengths, const NamedArray& more, const Axis& P
 
 KVCache KVCache::init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Batch, DType dtype,
                       SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   Axes axes = Batch, of_each = each;
   if (dtype == DType::boolean)
     fail(kCache, "the dtype of the cache is bool; use the dtype of the keys");
@@ -71,13 +71,13 @@ KVCache KVCache::init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Bat
   return {zeros(axes, dtype), zeros(axes, dtype), zeros(Batch, DType::i32), Pos};
 }
 NamedArray KVCache::positions(const Axis& New, SourceLocation at) const {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   check_lengths(lengths);
   return broadcast_axis(lengths, New) + arange(New);
 }
 NamedArray KVCache::mask(const Axis& New, SourceLocation at) const {
   auto last = positions(New, at);
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   return broadcast_axis(last, Pos) >= arange(Pos);
 }
 KVCache KVCache::append(Arr key, Arr value, const AxisSelector& New,

@@ -39,7 +39,7 @@ const NamedArray& either(const std::optional<NamedArray>& a, const std::optional
 }  // namespace
 
 LayerScope::LayerScope(const Arr& input, const NamedArray& weight)
-    : here_(std::make_shared<CallSite>(input.at(), true, &weight)) {}
+    : here_(std::make_shared<CallSite>(input.at(), CallSite::layer, &weight)) {}
 LayerScope::~LayerScope() = default;
 
 NameScope::NameScope(std::string_view name, SourceLocation at) : outer_(context().origin.scope) {
@@ -54,7 +54,7 @@ NameScope::~NameScope() { context().origin.scope = outer_; }
 
 Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options,
                     SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   for (auto& a : In)
     if (has(Out, a.name))
       fail("linear", "axis {} is both in {} and in {}; rename one", a.name, In.axes(), Out.axes());
@@ -90,7 +90,7 @@ template <class Norm> static Norm norm_of(const AxisSpec& axis, const NormOption
   return l;
 }
 LayerNorm LayerNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   return norm_of<LayerNorm>(axis, options);
 }
 NamedArray LayerNorm::operator()(Arr x) const {
@@ -101,7 +101,7 @@ NamedArray LayerNorm::operator()(Arr x) const {
 }
 
 RmsNorm RmsNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   if (!is_float(options.dtype))
     fail("rms_norm", "dtype is {}; it must be a dtype of floats", options.dtype);
   auto l = norm_of<RmsNorm>(axis, options);
@@ -140,7 +140,7 @@ NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> infere
   return dropout(x, pdrop, key, {broadcast_axes, inference_now.value_or(inference)});
 }
 NamedArray dropout_mask(const AxisSpec& axes, double rate, const Key& key, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   check_probability("rate", rate);
   return random::bernoulli(key, axes, 1 - rate);
 }
@@ -164,7 +164,7 @@ NamedArray standardize(Arr x, const AxisSelection& axis, StandardizeOptions o) {
 
 Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key,
                           EmbeddingOptions options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   const auto reparam =
       (options.reparam_cls ? options.reparam_cls : embedding_standard_param)(Vocab, Embed);
   const auto scale = options.init_scale * reparam.init_scale;
@@ -193,12 +193,12 @@ Embedding Embedding::resize_embeddings(std::int64_t new_size, const Key& key,
 
 Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth,
               const Key& key, MlpOptions options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   return init(In, Out, Axis("mlp", width), depth, key, options, at);
 }
 Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, const Axis& width, int depth, const Key& key,
               MlpOptions options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   const auto other = width.alias(std::string(width.name.text()) + "2");
   if (depth < 0) fail("mlp", "depth is {}; it must be 0 or more", depth);
   auto keys = random::split(key, depth + 1);

@@ -72,7 +72,7 @@ void merge_adapter(Linear& l) {
 
 void add_lora(const Walk& linears, const std::vector<std::string>& modules, std::int64_t rank,
               const Key& key, const LoraOptions& options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   const auto layers = linears_in(linears);
   if (rank < 1) fail("with_lora", "rank is {}; it must be at least 1", rank);
   for (auto& pattern : modules)

@@ -80,7 +80,7 @@ namespace nn {
 
 MoELinear MoELinear::init(const Axis& Experts, const Axis& In, const Axis& Out, const Key& key,
                           MoELinearOptions options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   auto axes = options.out_first ? concat_axes({Experts, Out}, {In}, at)
                                 : concat_axes({Experts, In}, {Out}, at);
   const double scale = options.init_scale / std::sqrt(double(In.size));
@@ -96,7 +96,7 @@ NamedArray MoELinear::operator()(Arr x, Arr group_sizes) const {
 
 MoE MoE::init(const Axis& Experts, const Axis& Embed, const Axis& Mlp, const Key& key,
               MoEOptions options, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   if (options.experts_per_token < 1 || options.experts_per_token > Experts.size)
     fail("moe", "experts_per_token is {}; it must be from 1 to the size of {}",
          options.experts_per_token, Experts);

@@ -96,7 +96,8 @@ NamedArray times(const NamedArray& a, const Hyperparameter& by) {
 
 }  // namespace
 
-UpdateScope::UpdateScope(SourceLocation at) : here_(std::make_shared<CallSite>(at, true)) {}
+UpdateScope::UpdateScope(SourceLocation at)
+    : here_(std::make_shared<CallSite>(at, CallSite::layer)) {}
 UpdateScope::UpdateScope(const Walk& params, SourceLocation at) : UpdateScope(at) {
   haliax::detail::note_fields(params);
 }

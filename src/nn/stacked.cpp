@@ -46,7 +46,7 @@ void check_layers(std::size_t blocks, const Axis& Layers, SourceLocation where) 
 
 void resize_vocab(const Walk& table_modules, const Walk& head_modules, const AxisSelector& Vocab,
                   std::int64_t new_size, const Key& key, SourceLocation where) {
-  CallSite here(where, true);
+  CallSite here(where, CallSite::layer);
   std::vector<Embedding*> tables;
   std::vector<Linear*> heads;
   for (auto& m : table_modules.modules()) tables.push_back(static_cast<Embedding*>(m.node));
@@ -98,7 +98,7 @@ NamedArray with_size(const NamedArray& x, const Axis& axis, std::int64_t new_siz
 // With one array the key is its key, as in Haliax; otherwise each array has a key of its own.
 Leaves resized(Leaves leaves, const AxisSelector& axis, std::int64_t new_size, const Key& key,
                SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   if (new_size < 0)
     fail("resize_axis", "the new size of {} is {}; it must be 0 or more", axis.name, new_size);
   const auto count = leaves.size();

@@ -86,7 +86,7 @@ void check_float(const char* op, DType d) {
 struct Draw {
   CallSite here;
   Draw(const char* op, const Key& k, const Axes& axes, SourceLocation at, DType real = DType::f32)
-      : here(at, true) {
+      : here(at, CallSite::layer) {
     check_key(op, k);
     check_unique(op, axes);
     check_float(op, real);
@@ -244,7 +244,7 @@ Key shaped_rng_split(const Key& k, const AxisSpec& spec, SourceLocation at) {
 }
 Key fold_in(const Key& k, Arr data) {
   if (!k) return {};
-  CallSite here(data.at(), true);
+  CallSite here(data.at(), CallSite::layer);
   check_key("random.fold_in", k);
   if (data.is_number())
     return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(integral("random.fold_in", data))))});
@@ -412,7 +412,7 @@ NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis) {
 }
 NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
                        std::optional<AxisSpec> shape) {
-  CallSite here(logits.at(), true);
+  CallSite here(logits.at(), CallSite::layer);
   constexpr auto op = "random.categorical";
   check_key(op, k);
   auto x = node_of(op, logits);
@@ -480,7 +480,7 @@ NamedArray choice(const Key& k, const AxisSpec& spec, Arr a, const AxisSelector&
 }
 NamedArray choice(const Key& k, const AxisSpec& spec, Arr a, const AxisSelector& axis, bool replace,
                   std::optional<Arr> p) {
-  CallSite here(a.at(), true);
+  CallSite here(a.at(), CallSite::layer);
   constexpr auto op = "random.choice";
   check_key(op, k);
   auto n = node_of(op, a);
@@ -516,7 +516,7 @@ NamedArray choice(const Key& k, const AxisSpec& spec, Arr a, const AxisSelector&
 }
 
 NamedArray permutation(const Key& k, Arr x, const AxisSelector& axis, bool independent) {
-  CallSite here(x.at(), true);
+  CallSite here(x.at(), CallSite::layer);
   constexpr auto op = "random.permutation";
   check_key(op, k);
   auto n = node_of(op, x);
@@ -528,7 +528,7 @@ NamedArray permutation(const Key& k, Arr x, const AxisSelector& axis, bool indep
                requested);
 }
 NamedArray permutation(const Key& k, const Axis& axis, SourceLocation at) {
-  CallSite here(at, true);
+  CallSite here(at, CallSite::layer);
   check_key("random.permutation", k);
   return drawn(shuffled(k, {axis}, axis), {axis});
 }
