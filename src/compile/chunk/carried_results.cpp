@@ -6,7 +6,7 @@
 #include "compile/analysis/softmax.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
-#include "compile/chunk/region.h"
+#include "compile/chunk/region_loops.h"
 
 namespace haliax {
 namespace {
@@ -26,7 +26,7 @@ LoopResult carried(Monoid m, const NodePtr& start, const NodePtr& index) {
 // Returns a loop along the axis on one tile. It starts from the final state of the previous tile.
 // For example, a scan over 10 positions in tiles of 4 becomes an outer loop over the tiles at 0
 // and 4, which scans 4 positions per iteration, and a remainder at 8, which scans 2 positions.
-NodePtr Region::loop_along_axis_on_tile(const NodePtr& n, std::size_t b) {
+NodePtr RegionLoops::loop_along_axis_on_tile(const NodePtr& n, std::size_t b) {
   Loop l = loop_of(*n);
   auto& old = l.index[0];
   l.axis.size = prim::index_chunk(*index_[b]);
@@ -35,7 +35,7 @@ NodePtr Region::loop_along_axis_on_tile(const NodePtr& n, std::size_t b) {
   for (auto& x : inputs_of(l).slices)
     to[prim::slice_at(x, old, true).get()] =
         prim::slice_at(tile_of(x, l.axis.name, b), index, true);
-  auto& states = member(*n).carried;
+  auto& states = tiles_[n.get()].carried;
   bool first = states.empty();
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
@@ -48,33 +48,33 @@ NodePtr Region::loop_along_axis_on_tile(const NodePtr& n, std::size_t b) {
   l.index = {index};
   return make_loop(std::move(l));
 }
-void Region::add_loop_state(Loop& out, Nodes& of, const NodePtr& n) {
+void RegionLoops::add_loop_state(Loop& out, Nodes& of, const NodePtr& n) {
   auto& l = loop_of(*n);
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
     if (!r.carry) continue;
-    LoopResult state{Fold::carry, r.monoid, {}, r.start, facts_of(*n).carried[k]};
-    for (auto& tile : facts_of(*n).tiles) state.value.push_back(loop_result(tile, k));
+    LoopResult state{Fold::carry, r.monoid, {}, r.start, tiles_of(*n).carried[k]};
+    for (auto& tile : tiles_of(*n).values) state.value.push_back(loop_result(tile, k));
     auto last = loop_result(n, k);
     out.results.push_back(std::move(state));
-    of.push_back(contains(last) ? last : nullptr);
+    of.push_back(members_.contains(last) ? last : nullptr);
   }
 }
 
-struct Region::RunningMax {
+struct RegionLoops::RunningMax {
   std::size_t body;
   NodePtr shift, hidden;  // the shift by the running max; a flag: the running max is -inf
 };
 
 // Returns n, which is linear in exp(x - top), on a tile, with the shift of the running max in
 // place of the final shift.
-NodePtr Region::with_running_shift(const NodePtr& n, const Node* top, const RunningMax& running,
-                                   bool drops_nan, Memo& memo) {
+NodePtr RegionLoops::with_running_shift(const NodePtr& n, const Node* top,
+                                        const RunningMax& running, bool drops_nan, Memo& memo) {
   const auto b = running.body;
-  auto& sums = facts_of(*top).order.rescaled;
+  auto& sums = passes_.order_of(*top).rescaled;
   bool is_rescaled = std::find(sums.begin(), sums.end(), n) != sums.end();
-  auto& s = facts_of(*n).order.streamed;
-  auto a = name_in(*n);
+  auto& s = passes_.order_of(*n).streamed;
+  auto a = members_.name_in(*n);
   if (!is_rescaled && s.top != top) return tile_of(n, a, b);
   if (auto known = memo.find(n.get()); known != memo.end()) return known->second;
   auto axes_of_tile = [&](const Node& x) { return axes_on_tile(x.axes, a, b); };
@@ -88,7 +88,7 @@ NodePtr Region::with_running_shift(const NodePtr& n, const Node* top, const Runn
   } else {
     Nodes in;
     for (auto& x : n->in)
-      in.push_back(facts_of(*x).order.streamed.top
+      in.push_back(passes_.order_of(*x).streamed.top
                        ? with_running_shift(x, top, running, drops_nan, memo)
                        : tile_of(x, a, b));
     out = prim::rebuilt(*n, std::move(in), axes_of_tile(*n));
@@ -105,8 +105,8 @@ NodePtr Region::with_running_shift(const NodePtr& n, const Node* top, const Runn
 // sum becomes NaN if the max is still not finite (see final_value). If a select may drop the NaN
 // (`drops_nan`), the exponential is NaN during the loop as well, and the sum restarts at 0 in the
 // iteration in which the max first exceeds -inf.
-void Region::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
-  auto& rescaled = facts_of(*top).order.rescaled;
+void RegionLoops::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
+  auto& rescaled = passes_.order_of(*top).rescaled;
   auto d = top->dtype;
   auto least = prim::extreme(d, false);
   auto max = carried(Monoid::max, prim::fit(least, top->axes), index_[0]);
@@ -115,7 +115,7 @@ void Region::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
   for (auto& n : rescaled)
     sums.push_back(carried(Monoid::sum, prim::filled(0, widened(n)->dtype, n->axes), index_[0]));
   for (std::size_t b = 0; b < index_.size(); ++b) {
-    auto now = prim::max(previous, node_on_tile(top, name_in(*top), b));
+    auto now = prim::max(previous, node_on_tile(top, members_.name_in(*top), b));
     auto shift = shift_of(now);
     const RunningMax running{b, shift, prim::equal(now, least)};
     auto is_initial = prim::equal(previous, least);
@@ -128,7 +128,7 @@ void Region::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
     Memo memo[2];  // by `drops_nan`
     for (std::size_t k = 0; k < rescaled.size(); ++k) {
       auto& n = rescaled[k];
-      const bool drops_nan = streamed(n).drops_nan;
+      const bool drops_nan = passes_.streamed(n).drops_nan;
       auto more = widened(with_running_shift(n, top.get(), running, drops_nan, memo[drops_nan]));
       auto start = sums[k].carry;
       if (drops_nan)
@@ -148,15 +148,15 @@ void Region::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
 }
 
 // Returns the state of a block scan as loop results that are carried from tile to tile.
-std::vector<LoopResult> Region::initial_state(const BlockScan& t) const {
+std::vector<LoopResult> RegionLoops::initial_state(const BlockScan& t) const {
   std::vector<LoopResult> out;
   for (auto& x : t.start) out.push_back(carried(Monoid::sum, x, index_[0]));
   return out;
 }
 // Appends the state after an iteration of body b to `state`. Returns the last node of
 // BlockScan::next: for a running scan, the block of the value.
-NodePtr Region::scan_iteration(const BlockScan& t, std::vector<LoopResult>& state, std::size_t b,
-                               bool reverse) {
+NodePtr RegionLoops::scan_iteration(const BlockScan& t, std::vector<LoopResult>& state,
+                                    std::size_t b, bool reverse) {
   Nodes before, blocks;
   for (auto& r : state) before.push_back(r.carry);
   for (auto& x : t.reads) blocks.push_back(tile_of(x, t.axis, b));
@@ -164,15 +164,15 @@ NodePtr Region::scan_iteration(const BlockScan& t, std::vector<LoopResult>& stat
   for (std::size_t k = 0; k < state.size(); ++k) state[k].value.push_back(now[k]);
   return now.back();
 }
-NodePtr Region::running_scan_on_tile(const NodePtr& n, std::size_t b) {
-  auto& t = *scan_of(*n);
-  auto& state = member(*n).state;
+NodePtr RegionLoops::running_scan_on_tile(const NodePtr& n, std::size_t b) {
+  auto& t = *members_.scan_of(*n);
+  auto& state = tiles_[n.get()].state;
   if (state.empty()) state = initial_state(t);
   return scan_iteration(t, state, b, *t.reverse);
 }
-void Region::add_scan_results(Loop& l, Nodes& of, const NodePtr& n) {
-  auto& gathers = facts_of(*n).order.gathers;
-  auto& t = member(*n).role.scan.emplace(*n->op->block_scan(n, gathers));
+void RegionLoops::add_scan_results(Loop& l, Nodes& of, const NodePtr& n) {
+  auto& gathers = passes_.order_of(*n).gathers;
+  auto& t = reduced_scans_.emplace_back(*n->op->block_scan(n, gathers));
   auto state = initial_state(t);
   for (std::size_t b = 0; b < index_.size(); ++b) scan_iteration(t, state, b, l.reverse);
   for (std::size_t k = 0; k < state.size(); ++k) {

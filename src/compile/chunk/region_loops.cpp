@@ -5,27 +5,27 @@
 #include "ops/attr.h"
 #include "ops/block.h"
 #include "ops/blockwise.h"
-#include "compile/chunk/region.h"
+#include "compile/chunk/region_loops.h"
 
 namespace haliax {
 
 // Returns the axes of a value on a tile. An axis with this name but another size is unchanged, as
 // in the result of top_k.
-Axes Region::axes_on_tile(Axes axes, Name a, std::size_t b) const {
+Axes RegionLoops::axes_on_tile(Axes axes, Name a, std::size_t b) const {
   for (auto& x : axes)
-    if (x.name == a && x.size == axis_.size) x.size = prim::index_chunk(*index_[b]);
+    if (x.name == a && x.size == members_.axis().size) x.size = prim::index_chunk(*index_[b]);
   return axes;
 }
 // Returns the part of x that an iteration of body b reads: the value computed on the tile, a slice
 // of an array outside of the region, or x itself if it lacks the axis.
-NodePtr Region::tile_of(const NodePtr& x, Name a, std::size_t b) {
-  if (auto& tiles = facts_of(*x).tiles; !tiles.empty()) return tiles[b];
-  if (enters(*x)) return tile_of(x->in[0], axis_.name, b);
-  if (!has_axis(*x, a)) return x;
+NodePtr RegionLoops::tile_of(const NodePtr& x, Name a, std::size_t b) {
+  if (auto& tiles = tiles_of(*x).values; !tiles.empty()) return tiles[b];
+  if (members_.enters(*x)) return tile_of(x->in[0], members_.axis().name, b);
+  if (!members_.has_axis(*x, a)) return x;
   auto& tiles = outside_tiles_[{x.get(), a.data()}];
   if (tiles.empty()) {
     for (std::size_t k = 0; k < index_.size(); ++k) {
-      if (is_expanded(x, a) || owner_.count(x.get()))
+      if (members_.is_expanded(x, a) || members_.is_carry_of_level(*x))
         tiles.push_back(node_on_tile(x, a, k));
       else
         tiles.push_back(prim::block_of(x, {block(a, k)}));
@@ -34,83 +34,44 @@ NodePtr Region::tile_of(const NodePtr& x, Name a, std::size_t b) {
   return tiles[b];
 }
 
-// Returns true for a step, such as a lookup, whose operands with this axis are all computed from
-// positions alone and read position by position. For example, take(bias, "distance", q - k): the
-// table lacks the axes of q and k, and the ids are positions.
-bool Region::is_lookup_by_position(const Node& n, Name a) const {
-  if (n.op->kind != Kind::step || indexes_along(n, a)) return false;
-  bool reads_axis = false;
-  for (std::size_t k = 0; k < n.in.size(); ++k) {
-    if (!n.in[k] || !has(n.in[k]->axes, a)) continue;
-    if (!is_generated(n.in[k]) || along(n, k, a).way != Along::Way::map) return false;
-    reads_axis = true;
-  }
-  return reads_axis;
-}
-bool Region::is_expanded(const NodePtr& x, Name a) const {
-  std::unordered_set<const Node*> seen;
-  std::vector<std::pair<NodePtr, Name>> todo{{x, a}};
-  std::int64_t bytes = 0;
-  while (!todo.empty()) {
-    auto [n, name] = todo.back();
-    todo.pop_back();
-    if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) ||
-        !seen.insert(n.get()).second)
-      continue;
-    if (owner_.count(n.get())) continue;  // the loop of this carry is rebuilt on the tile
-    bool scatters = indexes_along(*n, name) && prim::is_number(n->in[0]);
-    // Sharding constraints count as well, since random draws may have one.
-    bool is_view =
-        is_transparent_view(*n) || is_region_boundary(*n) || n->op == &prim::kShardingConstraint;
-    bool elementwise = !n->value && (n->op->kind == Kind::map || is_view || scatters ||
-                                     is_lookup_by_position(*n, name));
-    if (!elementwise) {
-      bytes += n->bytes();
-      if (bytes >= x->bytes()) return false;
-      continue;
-    }
-    for (std::size_t k = 0; k < n->in.size(); ++k)
-      todo.push_back({n->in[k], name_in_operand(*n, k, name)});
-  }
-  return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
-}
-
 // Returns n on the tiles of its operands. `a`: the name of the tiled axis, see name_in.
-NodePtr Region::node_on_tile(const NodePtr& n, Name a, std::size_t b) {
+NodePtr RegionLoops::node_on_tile(const NodePtr& n, Name a, std::size_t b) {
   OriginScope here(n->origin);
   // barrier of a branch of `cond`
   bool per_iteration = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;
   if (per_iteration) return prim::barrier(tile_of(n->in[0], a, b), n->in[1]);
-  if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return tile_of(n->in[0], a, b);
+  if (members_.enters(*n) || members_.leaves(*n) || n->op == &prim::kBarrier)
+    return tile_of(n->in[0], a, b);
   if (n->op == &kLoop) return loop_on_tile(n, b);
-  if (scan_of(*n)) return running_scan_on_tile(n, b);
+  if (members_.scan_of(*n)) return running_scan_on_tile(n, b);
   if (n->op == &kResult) return loop_result(tile_of(n->in[0], a, b), result_number(*n));
   if (n->op == &prim::kCarry) return prim::carry(n->in[0], axes_on_tile(n->axes, a, b), n->dtype);
   Name inner = is_transparent_view(*n) ? name_in_operand(*n, 0, a) : a;
   Nodes in;
-  bool from_table = indexes_along(*n, a);
+  bool from_table = members_.indexes_along(*n, a);
   // An array outside of the region may be read in full, except for the table of a gather along the
   // axis.
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto& x = n->in[k];
     bool table = from_table && k == 0;
-    bool in_full = !x || (!table && !contains(x) && has_axis(*x, inner) &&
+    bool in_full = !x || (!table && !members_.contains(x) && members_.has_axis(*x, inner) &&
                           along(*n, k, inner).way == Along::Way::full);
     in.push_back(in_full ? x : tile_of(x, inner, b));
   }
-  auto axes = contains(n) && !is_tiled(n) ? n->axes : axes_on_tile(n->axes, a, b);
+  auto axes = members_.contains(n) && !members_.is_tiled(n) ? n->axes : axes_on_tile(n->axes, a, b);
   // A tile processes the indices that are inside of it.
   if (from_table) return prim::on_block(*n, std::move(in), axes, {block(a, b)});
-  if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !is_tiled(n))
+  if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt;
+      m && !members_.is_tiled(n))
     // The initial value is added once, as the start of the loop result (see reduction_result). Each
     // tile starts at the identity.
     in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);
   return prim::rebuilt(*n, std::move(in), axes);
 }
-NodePtr Region::loop_on_tile(const NodePtr& n, std::size_t b) {
-  if (is_along_axis(*n)) return loop_along_axis_on_tile(n, b);
+NodePtr RegionLoops::loop_on_tile(const NodePtr& n, std::size_t b) {
+  if (members_.is_along_axis(*n)) return loop_along_axis_on_tile(n, b);
   Loop l = loop_of(*n);
-  auto a = name_in(*n);
+  auto a = members_.name_in(*n);
   for (auto& r : l.results) {
     for (auto& v : r.value) v = tile_of(v, a, b);
     if (r.start) r.start = tile_of(r.start, a, b);
@@ -119,10 +80,10 @@ NodePtr Region::loop_on_tile(const NodePtr& n, std::size_t b) {
   return make_loop(std::move(l));
 }
 
-LoopResult Region::reduction_result(const NodePtr& n) {
-  LoopResult r{Fold::fold, *reduction_monoid(*n), {}, {}, {}};
+LoopResult RegionLoops::reduction_result(const NodePtr& n) {
+  LoopResult r{Fold::fold, *members_.reduction_monoid(*n), {}, {}, {}};
   for (std::size_t b = 0; b < index_.size(); ++b) {
-    auto v = node_on_tile(n, name_in(*n), b);
+    auto v = node_on_tile(n, members_.name_in(*n), b);
     r.value.push_back(r.monoid == Monoid::sum ? widened(v) : v);
   }
   if (r.monoid == Monoid::prod) {
@@ -131,22 +92,22 @@ LoopResult Region::reduction_result(const NodePtr& n) {
     r.carry = prim::carry(index_[0], n->axes, n->dtype);
     for (auto& v : r.value) v = prim::build(prim::kMul, {r.carry, v}, n->axes, n->dtype);
   }
-  if (n->op == &kResult && is_along_axis(*n)) r.start = result_of(*n).start;
+  if (n->op == &kResult && members_.is_along_axis(*n)) r.start = result_of(*n).start;
   bool from_zeros = r.monoid == Monoid::sum && prim::is_number(n->in[0], 0);
   if (n->op->accumulates && !from_zeros) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
 // Swaps two axis names: `a`, the name of the tiled axis in x, and the name that the loop has for
 // it.
-NodePtr Region::with_swapped_names(const NodePtr& x, Name a) const {
-  return prim::rename(x, {a, axis_.name}, {axis_.name, a});
+NodePtr RegionLoops::with_swapped_names(const NodePtr& x, Name a) const {
+  return prim::rename(x, {a, members_.axis().name}, {members_.axis().name, a});
 }
 
 // Returns the final value of a reduction, computed from the result of its loop and the final values
 // so far.
-NodePtr Region::final_value(const NodePtr& n, const NodePtr& result, Finals& finals) {
+NodePtr RegionLoops::final_value(const NodePtr& n, const NodePtr& result, Finals& finals) {
   auto v = prim::cast(result, n->dtype);
-  if (auto s = streamed(n); !s.guarded && holds(facts_of(*s.top).order.rescaled, n)) {
+  if (auto s = passes_.streamed(n); !s.guarded && holds(passes_.order_of(*s.top).rescaled, n)) {
     auto& top = finals.of.at(s.top);
     auto valid = prim::map(prim::kIsFinite, {top}, DType::boolean);
     if (s.drops_nan)
@@ -155,7 +116,7 @@ NodePtr Region::final_value(const NodePtr& n, const NodePtr& result, Finals& fin
     v = prim::map(prim::kSelect, {valid, v, prim::number(std::nan(""), n->dtype)}, n->dtype,
                   &n->axes);
   }
-  if (!indexes_along(*n, name_in(*n))) return v;
+  if (!members_.indexes_along(*n, members_.name_in(*n))) return v;
   auto in = n->in;
   for (std::size_t k = 1; k < in.size(); ++k) in[k] = finals({in[k]})[0];
   return prim::where_in_range(*n, in, v, prim::picked_outside(n->dtype));
@@ -166,7 +127,7 @@ NodePtr Region::final_value(const NodePtr& n, const NodePtr& result, Finals& fin
 // node after the region is computed once for all passes and the roots, outside of the loops.
 // `finals.tiles` only applies to this loop: a loop outside that contains the same tiles computes
 // them in its own body.
-void Region::read_final_values(Loop& l, Finals& finals) const {
+void RegionLoops::read_final_values(Loop& l, Finals& finals) const {
   Rewrite to = finals.tiles;
   auto add_final = [&](const NodePtr& x) {
     if (x && !to.count(x.get())) to[x.get()] = finals({x})[0];
@@ -190,41 +151,33 @@ void Region::read_final_values(Loop& l, Finals& finals) const {
   }
 }
 
-Nodes Region::without_barriers() const {
-  Rewrite to;
-  for (auto& n : level_)
-    if (!barriers_split_passes_ && n->op == &prim::kBarrier && !contains(n) && contains(n->in[1]))
-      to[n.get()] = substitute({n->in[0]}, to, around_)[0];
-  return to.empty() ? roots_ : substitute(roots_, to, around_);
-}
-
-Loop Region::loop_of_pass(int pass, Nodes& of) {
+Loop RegionLoops::loop_of_pass(int pass, Nodes& of) {
   Loop l;
-  l.axis = axis_;
+  l.axis = members_.axis();
   l.index = index_;
   l.save = Save::nothing;
-  l.reverse = is_reversed(pass);
-  l.of_scores = call_.scores;
-  l.any_order =
-      stateful_[pass].empty() && std::none_of(reductions_[pass].begin(), reductions_[pass].end(),
-                                              [&](auto& n) { return scan_of(*n); });
+  l.reverse = passes_.is_reversed(pass);
+  l.of_scores = members_.call().scores;
+  l.any_order = passes_.stateful(pass).empty() &&
+                std::none_of(passes_.reductions(pass).begin(), passes_.reductions(pass).end(),
+                             [&](auto& n) { return members_.scan_of(*n); });
   std::unordered_set<const Node*> done;
   auto add = [&](LoopResult r, const NodePtr& n) {
     l.results.push_back(std::move(r));
     of.push_back(n);
   };
-  for (auto& n : stateful_[pass])
-    if (!scan_of(*n))
+  for (auto& n : passes_.stateful(pass))
+    if (!members_.scan_of(*n))
       add_loop_state(l, of, n);
     else
-      for (auto& r : facts_of(*n).state) add(r, nullptr);
-  for (auto& n : reductions_[pass]) {
-    if (n->op == &kResult && is_along_axis(*n) && result_of(*n).carry) continue;
-    auto& order = facts_of(*n).order;
+      for (auto& r : tiles_of(*n).state) add(r, nullptr);
+  for (auto& n : passes_.reductions(pass)) {
+    if (n->op == &kResult && members_.is_along_axis(*n) && result_of(*n).carry) continue;
+    auto& order = passes_.order_of(*n);
     if (!order.rescaled.empty()) {
       add_running_max(l, of, n);
       for (auto& x : order.rescaled) done.insert(x.get());
-    } else if (scan_of(*n)) {
+    } else if (members_.scan_of(*n)) {
       add_scan_results(l, of, n);
       for (auto& x : order.gathers) done.insert(x.get());
     } else if (!done.count(n.get())) {
@@ -232,54 +185,58 @@ Loop Region::loop_of_pass(int pass, Nodes& of) {
     }
   }
   for (auto& n : stacked_[pass]) {
-    LoopResult r{Fold::stack, Monoid::sum, facts_of(*n).tiles, {}, {}};
-    auto a = facts_of(*n).role.axis;
+    LoopResult r{Fold::stack, Monoid::sum, tiles_of(*n).values, {}, {}};
+    auto a = members_.axis_in(*n);
     for (auto& v : r.value) v = with_swapped_names(v, a);
     add(std::move(r), n);
   }
   return l;
 }
 
-void Region::add_final_values(const NodePtr& loop, const Nodes& of, Finals& finals) {
+void RegionLoops::add_final_values(const NodePtr& loop, const Nodes& of, Finals& finals) {
   for (std::size_t k = 0; k < of.size(); ++k) {
     auto& n = of[k];
     if (!n) continue;
     auto result = loop_result(loop, k);
-    if (!on_tile(n)) {
+    if (!members_.on_tile(n)) {
       auto v = result;
-      for (auto& [x, m] : members_)
-        if (auto* t = scan_of(*x); t && t->positions && find(*result, t->positions))
-          v = prim::rename(result, {t->positions}, {t->axis});
+      for (auto& scan : reduced_scans_)
+        if (scan.positions && find(*result, scan.positions))
+          v = prim::rename(result, {scan.positions}, {scan.axis});
       finals.of[n.get()] = final_value(n, prim::fit(v, n->axes), finals);
       continue;
     }
-    auto a = facts_of(*n).role.axis;
+    auto a = members_.axis_in(*n);
     finals.of[n.get()] = prim::fit(with_swapped_names(result, a), n->axes);
     // A later pass reads the stacked value instead of rematerializing it.
     for (std::size_t b = 0; b < index_.size(); ++b) {
-      auto& tile = facts_of(*n).tiles[b];
+      auto& tile = tiles_of(*n).values[b];
       if (!is_slice_at(*tile, index_[b].get()))
         finals.tiles[tile.get()] = with_swapped_names(prim::slice_at(result, index_[b], false), a);
     }
   }
 }
 
-Nodes Region::tile(std::int64_t size, const std::string& form, const std::string& why) {
-  save_for_later_passes();
+RegionLoops::RegionLoops(const RegionMembers& members, const RegionPasses& passes,
+                         std::int64_t size)
+    : members_(members), passes_(passes), stacked_(passes.stacked()) {
   // The axis may be a tile of an enclosing call, and shorter than the tile of this call.
-  size = std::min(size, axis_.size);
-  index_ = {prim::index(axis_, 0, size, 0, LoopOrigin::region)};
-  if (auto left = axis_.size % size)
-    index_.push_back(prim::index(axis_, axis_.size - left, left, 0, LoopOrigin::region));
-  for (auto& n : level_) {
-    if (!contains(n) || !on_tile(n)) continue;
+  auto& axis = members_.axis();
+  size = std::min(size, axis.size);
+  index_ = {prim::index(axis, 0, size, 0, LoopOrigin::region)};
+  if (auto left = axis.size % size)
+    index_.push_back(prim::index(axis, axis.size - left, left, 0, LoopOrigin::region));
+}
+Nodes RegionLoops::build(const std::string& form, const std::string& why) {
+  for (auto& n : members_.level()) {
+    if (!members_.contains(n) || !members_.on_tile(n)) continue;
     Nodes tiles;
     for (std::size_t b = 0; b < index_.size(); ++b)
-      tiles.push_back(node_on_tile(n, name_in(*n), b));
-    member(*n).tiles = std::move(tiles);
+      tiles.push_back(node_on_tile(n, members_.name_in(*n), b));
+    tiles_[n.get()].values = std::move(tiles);
   }
-  Finals finals{around_};
-  for (int pass = 0; pass < passes_; ++pass) {
+  Finals finals{members_.around()};
+  for (int pass = 0; pass < passes_.count(); ++pass) {
     Nodes of;
     Loop l = loop_of_pass(pass, of);
     if (l.results.empty()) continue;
@@ -288,7 +245,7 @@ Nodes Region::tile(std::int64_t size, const std::string& form, const std::string
     read_final_values(l, finals);
     add_final_values(make_loop(std::move(l)), of, finals);
   }
-  return finals(roots_);
+  return finals(members_.roots());
 }
 
 }  // namespace haliax
