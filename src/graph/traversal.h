@@ -11,15 +11,22 @@
 namespace haliax {
 
 // Numbers nodes in the order of their first use. The first 16 nodes are found by linear search and
-// need no allocation, since most evaluated arrays depend on few nodes.
+// need no allocation, since most evaluated arrays depend on few nodes. Further nodes are in a hash
+// table, which the next traversals of the thread use again.
 class Numbering {
  public:
   struct Number {
     std::uint32_t number;
     bool is_new;
   };
+  Numbering() = default;
+  Numbering(const Numbering&) = delete;
+  Numbering& operator=(const Numbering&) = delete;
+  ~Numbering() {
+    if (!table_.entries.empty()) keep_table();
+  }
   Number operator()(const Node* n) {
-    if (table_.empty()) {
+    if (table_.entries.empty()) {
       const auto end = few_.begin() + size_;
       if (auto at = std::find(few_.begin(), end, n); at != end)
         return {std::uint32_t(at - few_.begin()), false};
@@ -27,36 +34,44 @@ class Numbering {
         few_[size_] = n;
         return Number{size_++, true};
       }
-
-      grow();
-    } else if (4 * size_ > 3 * table_.size()) {
+      start_table();
+    } else if (4 * size_ > 3 * table_.entries.size()) {
       grow();
     }
     auto& there = place(n);
-    const bool is_new = !there.first;
-    if (is_new) there = {n, size_++};
-    return {there.second, is_new};
+    const bool is_new = there.use != table_.use;
+    if (is_new) there = {n, size_++, table_.use};
+    return {there.number, is_new};
   }
 
  private:
-  using Numbered = std::pair<const Node*, std::uint32_t>;
-  Numbered& place(const Node* n) {
+  struct NumberedNode {
+    const Node* node = nullptr;
+    std::uint32_t number = 0;
+    std::uint32_t use = 0;  // see HashTable
+  };
+  // Entries of earlier traversals have a smaller `use`, and count as empty.
+  struct HashTable {
+    std::vector<NumberedNode> entries;
+    std::uint32_t use = 0;
+  };
+  struct IdleTable;  // the table that no traversal of a thread uses at present
+
+  NumberedNode& place(const Node* n) {
     auto k = (std::uint64_t(n) * 0x9E3779B97F4A7C15u) >> 32;
-    const auto last = table_.size() - 1;
-    while (table_[k & last].first && table_[k & last].first != n) ++k;
-    return table_[k & last];
+    const auto last = table_.entries.size() - 1;
+    for (;; ++k) {
+      auto& there = table_.entries[k & last];
+      if (there.use != table_.use || there.node == n) return there;
+    }
   }
-  void grow() {
-    std::vector<Numbered> before(std::max<std::size_t>(4 * few_.size(), 4 * table_.size()));
-    before.swap(table_);
-    if (before.empty())
-      for (std::uint32_t k = 0; k < size_; ++k) before.push_back({few_[k], k});
-    for (auto& known : before)
-      if (known.first) place(known.first) = known;
-  }
+  void start_table();
+  void grow();
+  void keep_table();
+
   std::uint32_t size_ = 0;
   std::array<const Node*, 16> few_;
-  std::vector<Numbered> table_;
+  HashTable table_;
 };
 
 // The nodes that a traversal visits next. References need no reference counts; they stay valid
