@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 namespace haliax::cpu {
@@ -29,6 +30,8 @@ class Pass {
             op.access >= 0 && plan_.accesses[std::size_t(op.access)].dtype == DType::bf16;
         if (is_half && op.kind == Op::load) halves_.insert(op.out);
         if (is_half && op.kind == Op::store) halves_.insert(op.in[0]);
+        if (op.kind == Op::store && plan_.accesses[std::size_t(op.access)].non_temporal)
+          non_temporal_.insert(op.in[0]);
       }
     });
   }
@@ -166,16 +169,20 @@ class Pass {
            (halves_.count(op.out) ||
             std::any_of(op.in, op.in + 4, [&](int v) { return v >= 0 && halves_.count(v); }));
   }
+  // Returns true if a kernel serves as well as assembled code.
+  bool stays_alone(const std::vector<Op>& open) const {
+    return open.size() == 1 && !has_halves(open[0]) && !non_temporal_.count(open[0].out);
+  }
   // Replaces the group by one op, or by several if the registers do not suffice.
   void close(const std::vector<Op>& open, Tape& out) {
-    if (open.empty() || (open.size() == 1 && !has_halves(open[0]))) {
+    if (open.empty() || stays_alone(open)) {
       out.insert(out.end(), open.begin(), open.end());
       return;
     }
     auto w = written(open);
-    w.code = assembled(w.point);
-    if (!w.code && open.size() == 1) return out.push_back(open[0]);
-    if (!w.code) {
+    w.f32.plain = assembled(w.point);
+    if (!w.f32.plain && open.size() == 1) return out.push_back(open[0]);
+    if (!w.f32.plain) {
       const auto half = open.begin() + std::ptrdiff_t(open.size() / 2);
       close({open.begin(), half}, out);
       close({half, open.end()}, out);
@@ -202,15 +209,19 @@ class Pass {
   }
 
   FusedPlan& plan_;
-  std::vector<int> uses_;  // number of ops that read a value
-  std::vector<int> same_;  // the scalar that a splat repeats, else the value itself
-  std::set<int> halves_;   // values that arrays of bf16 hold
+  std::vector<int> uses_;       // number of ops that read a value
+  std::vector<int> same_;       // the scalar that a splat repeats, else the value itself
+  std::set<int> halves_;        // values that arrays of bf16 hold
+  std::set<int> non_temporal_;  // values that are stored so
 };
 
 }  // namespace
 
-void assemble_bf16(FusedPlan& plan) {
-  if (!can_assemble_bf16()) return;
+namespace {
+
+// Marks the values that may be bf16 in memory: loaded or stored so, and read by assembled ops
+// alone.
+void mark_bf16(FusedPlan& plan) {
   auto value = [&](int v) -> Register& { return plan.values[std::size_t(v)]; };
   auto each_op = [&](const auto& f) {
     for (auto* tapes : {&plan.outer, &plan.inner})
@@ -230,18 +241,42 @@ void assemble_bf16(FusedPlan& plan) {
   for (auto& ops : plan.assembled)
     for (auto& in : ops.in)
       if (!is_array(in)) value(in.value).narrow = false;
-  for (auto& ops : plan.assembled) {
-    PointCode narrow = ops.point;
-    bool any = false;
-    for (std::size_t k = 0; k < ops.in.size(); ++k)
-      if (value(ops.in[k].value).narrow) {
-        any = ops.in[k].narrow = true;
-        narrow.inputs[k] = PointCode::Input::bf16;
-      }
+}
+// Returns the code of ops that read and write bf16 where a value may be bf16 in memory. None: no
+// value may.
+std::optional<PointCode> with_bf16(const FusedPlan& plan, AssembledOps& ops) {
+  PointCode code = ops.point;
+  bool any = false;
+  for (std::size_t k = 0; k < ops.in.size(); ++k)
+    if (plan.values[std::size_t(ops.in[k].value)].narrow) {
+      any = ops.in[k].narrow = true;
+      code.inputs[k] = PointCode::Input::bf16;
+    }
+  for (std::size_t k = 0; k < ops.out.size(); ++k)
+    if (ops.out[k].narrow) any = code.outputs[k].bf16 = true;
+  return any ? std::optional(code) : std::nullopt;
+}
+AssembledCode with_non_temporal_stores(const AssembledOps& ops, PointCode code) {
+  bool any = false;
+  for (std::size_t k = 0; k < ops.out.size(); ++k)
+    any |= code.outputs[k].non_temporal = ops.out[k].non_temporal;
+  return any ? assembled(code) : nullptr;
+}
 
-    for (std::size_t k = 0; k < ops.out.size(); ++k)
-      if (ops.out[k].narrow) any = narrow.outputs[k].bf16 = true;
-    if (any) ops.bf16_code = assembled(narrow);
+}  // namespace
+
+void assemble_variants(FusedPlan& plan) {
+  const bool reads_bf16 = can_assemble_bf16();
+  if (reads_bf16) mark_bf16(plan);
+  for (auto& ops : plan.assembled) {
+    for (auto& out : ops.out)
+      out.non_temporal = out.into >= 0 && plan.accesses[std::size_t(out.into)].non_temporal;
+    ops.f32.non_temporal = with_non_temporal_stores(ops, ops.point);
+    if (!reads_bf16) continue;
+    if (auto bf16 = with_bf16(plan, ops)) {
+      ops.bf16.plain = assembled(*bf16);
+      ops.bf16.non_temporal = with_non_temporal_stores(ops, *bf16);
+    }
   }
 }
 

@@ -27,7 +27,7 @@ AssembledCode assembled(const PointCode&);
 
 void assemble(FusedPlan&);
 // Lets assembled ops read and write bf16 arrays directly in memory, if no other op reads or writes
-// these arrays. Runs after store_in_place.
-void assemble_bf16(FusedPlan&);
+// these arrays, and use non-temporal stores. Runs after store_in_place.
+void assemble_variants(FusedPlan&);
 
 }  // namespace haliax::cpu

@@ -125,17 +125,25 @@ class Assembler : VectorOps {
                                                                : Place{Place::array, array++};
     for (std::size_t k = 0; k < code_.ops.size(); ++k)
       make(code_.ops[k], int(code_.inputs.size() + k));
-    for (auto [value, bf16] : code_.outputs) {  // last, because an output may overwrite an input
-      const Vector z = vector(value);
+    for (auto& out : code_.outputs) {  // last, because an output may overwrite an input
+      const Vector z = vector(out.value);
       const int k = array++;
-      if (bf16) {
+      if (out.bf16 && out.non_temporal && !rest_) {
+        Temporary upper(*this);
+        const Xbyak::Ymm bf16(upper.z.getIdx());
+        vpsrld(upper.z, z, 16);
+        vpmovdw(bf16, upper.z);
+        vmovntdq(ptr[array_register(k) + rcx * 2], bf16);
+      } else if (out.bf16) {
         Temporary half(*this);
         vmovaps(half.z, z);
         store_bf16(ptr[array_register(k) + rcx * 2], half.z);
+      } else if (out.non_temporal && !rest_) {
+        vmovntps(array_address(k), z);
       } else {
         store_register(array_address(k), z, rest_);
       }
-      used(value);
+      used(out.value);
     }
   }
   Address array_address(int k) override { return ptr[array_register(k) + rcx * 4 + 32 * half_]; }

@@ -85,6 +85,7 @@ std::string key_of(const PointCode& code) {
   for (auto& o : code.outputs) {
     add(o.value);
     add(o.bf16);
+    add(o.non_temporal);
   }
 
   return key;

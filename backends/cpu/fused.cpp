@@ -2,6 +2,7 @@
 #include "fused.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -222,6 +223,8 @@ class FusedStep final : public CompiledStep {
         const std::int64_t first = block * plan_.boxes_per_block,
                            end = std::min(plan_.outer_boxes, first + plan_.boxes_per_block);
         for (std::int64_t box = first; box < end; ++box) worker.process_box(box, first, end);
+        // non-temporal stores are visible to other threads only after a full fence
+        std::atomic_thread_fence(std::memory_order_seq_cst);
       });
       return;
     }

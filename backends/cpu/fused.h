@@ -39,8 +39,9 @@ struct Access {
   Dims strides;        // in elements
   DType dtype = DType::f32;
   bool iota = false;
-  std::int64_t start = 0;  // iota: value at the origin
-  bool direct = false;     // registers may alias the memory
+  std::int64_t start = 0;     // iota: value at the origin
+  bool direct = false;        // registers may alias the memory
+  bool non_temporal = false;  // a store that bypasses the caches, see mark_non_temporal
   // registers may alias memory in the lanes layout with any row pitch, because only reductions read
   // them
   bool only_reduced = false;
@@ -104,7 +105,8 @@ struct PointCode {
   enum class Input : std::uint8_t { one, array, bf16 };
   struct Output {
     int value;
-    bool bf16 = false;  // stored to memory as bf16
+    bool bf16 = false;          // stored to memory as bf16
+    bool non_temporal = false;  // in memory on cache lines of its own
   };
   std::vector<Input> inputs;
   std::vector<Op> ops;
@@ -113,6 +115,11 @@ struct PointCode {
 };
 struct AssembledCall;
 using AssembledCode = void (*)(const AssembledCall*);
+// Machine code of assembled ops; null: none.
+struct AssembledVariants {
+  AssembledCode plain = nullptr;
+  AssembledCode non_temporal = nullptr;  // with non-temporal stores
+};
 struct AssembledOps {
   // one value per element; one for all; one per row; one row shared by all rows
   enum class Broadcast : std::uint8_t { each, one, of_row, along_row };
@@ -126,14 +133,14 @@ struct AssembledOps {
     int value;
     int into = -1;        // as Op::into
     bool narrow = false;  // that memory is bf16
+    bool non_temporal = false;
   };
   std::vector<Input> in;
   std::vector<Output> out;
   bool by_row = false;  // called once per row
   PointCode point;
-  AssembledCode code = nullptr;
-  // variant for when all values that may be bf16 in memory are; null: none
-  AssembledCode bf16_code = nullptr;
+  AssembledVariants f32;
+  AssembledVariants bf16;  // for when all values that may be bf16 in memory are
 };
 
 // The storage of a value.
@@ -210,6 +217,9 @@ template <class F> void each_created(const FusedPlan& plan, const Op& op, const 
 inline bool same_memory(const Context* context, int slot_a, int slot_b) {
   return slot_a == slot_b || (context && context->overlap(slot_a, slot_b));
 }
+// Marks stores of large arrays, which the step does not read, as non-temporal: they write around
+// the caches. A cached store would read each line first, and evict data that is still in use.
+void mark_non_temporal(FusedPlan&, const Context*);
 // Lets ops write results directly to the memory of their store (Op::into), unless that memory is
 // read after the result is computed.
 void store_in_place(FusedPlan&, const Context*);

@@ -408,9 +408,10 @@ FusedPlan plan_within(const Fused& fused, const Context* context, const TileLimi
   plan.stays_in_cache = plan.levels > 1 && plan.inner_points * plan.outer_box <= most_in_cache;
   TapeEmitter(step, plan, context).run();
   if (plan.inner_major) mark_only_reduced(plan);
+  mark_non_temporal(plan, context);
   if (context) assemble(plan);
   store_in_place(plan, context);
-  assemble_bf16(plan);
+  assemble_variants(plan);
   place_registers(plan);
   return plan;
 }

@@ -2,6 +2,9 @@
 #include "tape_player.h"
 
 #include <cstring>
+#if defined(HALIAX_X86)
+#include <emmintrin.h>
+#endif
 
 #include "assemble.h"
 
@@ -16,6 +19,21 @@ void expand(const Op& op, void* out, const void* in, std::int64_t rows, std::int
 }
 void splat(const Op& op, void* out, const void* in, std::int64_t n) {
   kernels().copy_rows(cpu::bytes_of(op.lane), out, {n, 1}, in, {0, 0}, 1, n);
+}
+
+// Copies a dense tile with non-temporal stores. Returns false if its memory shares cache lines with
+// other tiles.
+bool copy_non_temporal(std::byte* to, const char* from, std::int64_t bytes) {
+#if defined(HALIAX_X86)
+  constexpr std::int64_t line = 64;
+  if (reinterpret_cast<std::uintptr_t>(to) % line != 0 || bytes % line != 0) return false;
+  for (std::int64_t k = 0; k < bytes; k += 16)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + k),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k)));
+  return true;
+#else
+  return false;
+#endif
 }
 
 }  // namespace
@@ -175,7 +193,7 @@ void TapePlayer::expect(const Access& access, const std::byte* memory, std::int6
 // Returns true if all values that may be bf16 in memory are dense there. Otherwise loads the
 // dense inputs into registers as f32.
 bool TapePlayer::are_16_bit(const Op& op, const AssembledOps& ops, std::int64_t points) {
-  bool all = ops.bf16_code != nullptr;
+  bool all = ops.bf16.plain != nullptr;
   for (auto& in : ops.in)
     all &= !in.narrow || values.value(in.value) != values.home_of(std::size_t(in.value));
   for (auto& out : ops.out) {
@@ -196,6 +214,22 @@ bool TapePlayer::are_16_bit(const Op& op, const AssembledOps& ops, std::int64_t 
   for (auto& out : ops.out)
     if (out.narrow) values.value(out.value) = values.home_of(std::size_t(out.value));
   return false;
+}
+// Returns the variant for outputs at their present addresses. A non-temporal store needs a full
+// cache line: rows of n elements must not share one.
+AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool narrow, bool by_row,
+                                   std::int64_t n) const {
+  constexpr std::int64_t line = 64;
+  const AssembledVariants& variants = narrow ? ops.bf16 : ops.f32;
+  bool fits = variants.non_temporal != nullptr;
+  for (auto& out : ops.out) {
+    if (!fits || !out.non_temporal) continue;
+    void* const to = values.values[out.value];
+    const std::int64_t row = n * (narrow && out.narrow ? 2 : 4);
+    fits = to != values.home_of(std::size_t(out.value)) && (!by_row || row % line == 0) &&
+           reinterpret_cast<std::uintptr_t>(to) % line == 0;
+  }
+  return fits ? variants.non_temporal : variants.plain;
 }
 // Calls an assembled function once for all elements, or once per row (by_row). After each row,
 // arrays advance by `step` bytes, which is 0 for a row that all rows share, and scalars that
@@ -229,12 +263,13 @@ void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
     step[arrays++] = (narrow && out.narrow ? 2 : 4) * n;
   }
 
+  const auto code = code_for(ops, narrow, count > 1, n);
   for (std::int64_t r = 0;;) {
     if (!ops.point.fetches_inputs) {
       const void* prefetch = ahead_.next_lines(n / 16);
       call.prefetch = prefetch ? prefetch : call.array[0];
     }
-    (narrow ? ops.bf16_code : ops.code)(&call);
+    code(&call);
     if (++r == count) return;
     for (int k = 0; k < arrays; ++k) call.array[k] = static_cast<char*>(call.array[k]) + step[k];
     for (int k = 0; k < scalars; ++k)
@@ -274,6 +309,10 @@ void TapePlayer::store(const Op& op) {
   const char* reg = static_cast<const char*>(values.value(op.in[0]));
   if (static_cast<const void*>(reg) == memory) return;  // written there directly
   const int width = cpu::bytes_of(lane_type_of(access.dtype));
+  const std::int64_t n = points_of(op.extent, values.tile.outer, values.tile.inner);
+  if (access.non_temporal && width == bytes && dense(runs, n) &&
+      copy_non_temporal(memory, reg, n * bytes))
+    return;
   runs.each_rows([&](std::int64_t offset, std::int64_t position, RowStrides strides,
                      std::int64_t rows, std::int64_t count) {
     op.store_rows(memory + offset * bytes, strides, reg + position * width, rows, count);

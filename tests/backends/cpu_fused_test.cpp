@@ -525,7 +525,7 @@ TEST_CASE("cpu: consecutive ops are merged, and read and write bf16 in place") {
     if (!cpu::can_assemble()) continue;
     CHECK(plan.assembled.size() == 1);
     CHECK(plan.inner[0].size() == 3);  // x, all ops, a store
-    CHECK((plan.assembled.at(0).bf16_code != nullptr) ==
+    CHECK((plan.assembled.at(0).bf16.plain != nullptr) ==
           (dtype == DType::bf16 && cpu::can_assemble_bf16()));
     CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0],
                      c.run(*reference::make_reference_device())[0],
@@ -709,6 +709,34 @@ TEST_CASE("cpu: a reduction computes several rows at once if they are near in me
   CHECK(rows_at_once(512, 800, 12) >= 16);   // much work, but once per row
   CHECK(rows_at_once(16384, 800, 12) == 1);  // read from memory
   CHECK(rows_at_once(8, 800, 12) == 1);      // every thread has some rows
+}
+
+// Non-temporal stores write whole cache lines, so rows that share a line must not use them.
+TEST_CASE("cpu: results of 32 MiB and more equal those of their parts") {
+  const auto functions = std::vector<std::function<NamedArray(NamedArray, NamedArray)>>{
+      [](auto x, auto) { return abs(x); },
+      [](auto x, auto row) { return x * 2 + row; },
+      [](auto x, auto row) { return where(x < row, row, x); },
+      [](auto x, auto row) { return broadcast_to(row, x.axes()); },
+      [](auto x, auto row) { return x * sum(x * row, "column"); },
+  };
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t size : {1024, 1000, 1001, 40}) {
+      const std::int64_t bytes = bytes_of(dtype), rows = (std::int64_t(33) << 20) / bytes / size;
+      const Axis row("row", rows), column("column", size);
+      const auto rows_differ = broadcast_axis(arange(row) % 61 * 17 - 300, column);
+      const auto x = (rows_differ + arange(column) % 13).astype(dtype).rearrange({row, column});
+      const auto y = (arange(column) * 3 % 50).astype(dtype);
+      for (auto& f : functions) {
+        auto compiled = jit([&](const NamedArray& x, const NamedArray& y) { return f(x, y); });
+        const auto all = compiled(x.eval(), y.eval());
+        const std::int64_t part = rows / 5;
+        for (std::int64_t at = 0; at + part <= rows; at += part) {
+          const auto expected = compiled(slice(x, "row", at, part).eval(), y.eval());
+          CHECK(array_equal(slice(all, "row", at, part), expected));
+        }
+      }
+    }
 }
 
 }  // namespace
