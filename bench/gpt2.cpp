@@ -16,7 +16,7 @@ struct Size {
   std::int64_t layers, heads, embed, seq, batch, vocab;
 };
 constexpr Size kChar{"char", 6, 6, 384, 256, 8, 256}, kNano{"nano", 6, 6, 384, 256, 8, 50257};
-constexpr Size kNegligibleBytes{"small", 12, 12, 768, 512, 2, 50257},
+constexpr Size kSmall{"small", 12, 12, 768, 512, 2, 50257},
     kLong{"long", 12, 12, 768, 4096, 1, 50257};
 
 struct Variant {
@@ -148,10 +148,10 @@ Case call_with_model() {
 
 std::vector<Case> gpt2_cases(DType dtype) {
   std::vector<Case> cases;
-  for (auto& size : {kChar, kNano, kNegligibleBytes})
+  for (auto& size : {kChar, kNano, kSmall})
     for (auto& variant : kVariants) cases.push_back(train(size, dtype, variant));
   cases.push_back(train(kLong, dtype, {"_remat", "carries", true}));
-  cases.push_back(compile(kNegligibleBytes, dtype));
+  cases.push_back(compile(kSmall, dtype));
   cases.push_back(call_with_model());
   return cases;
 }
