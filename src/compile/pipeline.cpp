@@ -292,7 +292,7 @@ Compilation on_device(const Compilation& global, int number) {
   return c;
 }
 
-ChunkTrial chunk_trial(program::Device* device, DebugOptions debug) {
+CompileTrial chunk_trial(program::Device* device, DebugOptions debug) {
   CompileOptions options;
   options.device = device;
   options.workers = 2;  // the choice does not depend on how many threads there are

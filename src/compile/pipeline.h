@@ -88,6 +88,6 @@ std::string to_string(const Compilation&, Stage);
 std::string to_string(const std::vector<PassReport>&);  // a table
 std::string table_of_passes();                          // the list of passes, one line each
 // Returns a function that runs the passes from `chunk` on. The search for chunk sizes calls it.
-ChunkTrial chunk_trial(program::Device*, DebugOptions = debug_options());
+CompileTrial chunk_trial(program::Device*, DebugOptions = debug_options());
 
 }  // namespace haliax

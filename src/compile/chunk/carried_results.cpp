@@ -48,7 +48,7 @@ NodePtr RegionLoops::loop_along_axis_on_tile(const NodePtr& n, std::size_t b) {
   l.index = {index};
   return make_loop(std::move(l));
 }
-void RegionLoops::add_loop_state(Loop& out, Nodes& of, const NodePtr& n) {
+void RegionLoops::add_loop_state(Loop& out, Nodes& nodes, const NodePtr& n) {
   auto& l = loop_of(*n);
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
@@ -57,7 +57,7 @@ void RegionLoops::add_loop_state(Loop& out, Nodes& of, const NodePtr& n) {
     for (auto& tile : tiles_of(*n).values) state.value.push_back(loop_result(tile, k));
     auto last = loop_result(n, k);
     out.results.push_back(std::move(state));
-    of.push_back(members_.contains(last) ? last : nullptr);
+    nodes.push_back(members_.contains(last) ? last : nullptr);
   }
 }
 
@@ -105,7 +105,7 @@ NodePtr RegionLoops::with_running_shift(const NodePtr& n, const Node* top,
 // sum becomes NaN if the max is still not finite (see final_value). If a select may drop the NaN
 // (`drops_nan`), the exponential is NaN during the loop as well, and the sum restarts at 0 in the
 // iteration in which the max first exceeds -inf.
-void RegionLoops::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
+void RegionLoops::add_running_max(Loop& l, Nodes& nodes, const NodePtr& top) {
   auto& rescaled = passes_.order_of(*top).rescaled;
   auto d = top->dtype;
   auto least = prim::extreme(d, false);
@@ -140,10 +140,10 @@ void RegionLoops::add_running_max(Loop& l, Nodes& of, const NodePtr& top) {
     }
   }
   l.results.push_back(std::move(max));
-  of.push_back(top);
+  nodes.push_back(top);
   for (std::size_t k = 0; k < rescaled.size(); ++k) {
     l.results.push_back(std::move(sums[k]));
-    of.push_back(rescaled[k]);
+    nodes.push_back(rescaled[k]);
   }
 }
 
@@ -170,14 +170,14 @@ NodePtr RegionLoops::running_scan_on_tile(const NodePtr& n, std::size_t b) {
   if (state.empty()) state = initial_state(t);
   return scan_iteration(t, state, b, *t.reverse);
 }
-void RegionLoops::add_scan_results(Loop& l, Nodes& of, const NodePtr& n) {
+void RegionLoops::add_scan_results(Loop& l, Nodes& nodes, const NodePtr& n) {
   auto& gathers = passes_.order_of(*n).gathers;
   auto& t = reduced_scans_.emplace_back(*n->op->block_scan(n, gathers));
   auto state = initial_state(t);
   for (std::size_t b = 0; b < index_.size(); ++b) scan_iteration(t, state, b, l.reverse);
   for (std::size_t k = 0; k < state.size(); ++k) {
     l.results.push_back(std::move(state[k]));
-    of.push_back(k < t.value ? nullptr : k == t.value ? n : gathers[k - t.value - 1]);
+    nodes.push_back(k < t.value ? nullptr : k == t.value ? n : gathers[k - t.value - 1]);
   }
 }
 

@@ -15,20 +15,21 @@ bool of_region(const Loop& l) { return origin_of(l) == LoopOrigin::region; }
 
 // Tiles the regions of a graph, level by level.
 struct RegionTiler {
-  const ChunkTrial& compile_trial;
+  const CompileTrial& compile_trial;
   bool ring;
   std::vector<std::string>* untiled_notes;
   // Returns the next call to tile in this level; nothing if there is none. The order is: fewest
   // loops around the call, then calls of the user before scores, then the outermost of nested
   // calls, then the oldest boundary.
   //
-  // - deeper: false: calls that were traced at this depth. true: calls that were traced in a loop
-  //   and are loop-invariant.
+  // - loop_invariant: false: calls that were traced at this depth. true: calls that were traced in
+  // a
+  //   loop and are loop-invariant.
   // - done: calls that are tiled. Their boundaries may still be found here: the body of a loop may
   //   read a value that was entered outside of the body, and only the enclosing level removes that
   //   boundary.
-  std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool deeper,
-                               const std::vector<ChunkKey>& done) const {
+  std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth,
+                               bool loop_invariant, const std::vector<ChunkKey>& done) const {
     const Node* first = nullptr;  // boundary of the call that is returned
     auto place = [](const Node& n) {
       auto call = ChunkKey::of(n.attr);
@@ -36,7 +37,7 @@ struct RegionTiler {
     };
     auto consider = [&](const Node& n) {
       const auto call = ChunkKey::of(n.attr);
-      if (deeper ? call.depth <= depth : call.depth != depth) return;
+      if (loop_invariant ? call.depth <= depth : call.depth != depth) return;
       if (std::any_of(done.begin(), done.end(), [&](auto& d) { return d.same_call(call); })) return;
       if (!first || place(n) < place(*first)) first = &n;
     };
@@ -63,24 +64,25 @@ struct RegionTiler {
           return tile_level(values, i, IndexAttr::of(*i).depth + 1);
         });
   }
-  Nodes tile_level(Nodes roots, const Node* index, int depth) const {
+  // Tiles the calls of a level. A call that was traced inside of a loop is outside of it if it is
+  // loop-invariant. Such calls follow after the bodies of the loops.
+  Nodes tile_level(const Nodes& roots, const Node* index, int depth) const {
     std::vector<ChunkKey> done;
-    for (bool deeper = false;;) {
+    auto out = tile_calls(roots, index, depth, false, done);
+    out = tile_bodies_of_other_loops(out, index);
+    return tile_calls(out, index, depth, true, done);
+  }
+  Nodes tile_calls(Nodes roots, const Node* index, int depth, bool loop_invariant,
+                   std::vector<ChunkKey>& done) const {
+    for (;;) {
       auto level = level_of(roots, index);
-      auto call = next(level, index, depth, deeper, done);
-      if (!call && deeper) return roots;
-      // A call that was traced inside of a loop is outside of it if it is loop-invariant. Such
-      // calls follow after the bodies of the loops.
-      if (!call) {
-        deeper = true;
-        roots = tile_bodies_of_other_loops(roots, index);
-        continue;
-      }
+      auto call = next(level, index, depth, loop_invariant, done);
+      if (!call) return roots;
       done.push_back(*call);
       auto plan = plan_tiles(*call, roots, level, compile_trial, ring);
       roots = apply(plan, roots, index);
-      // A loop may read a part of the region of a deeper call. The part stays untiled.
-      if (!plan.refusal.empty() && !call->scores && !deeper) throw Error(plan.refusal);
+      // A loop may read a part of the region of a loop-invariant call. The part stays untiled.
+      if (!plan.refusal.empty() && !call->scores && !loop_invariant) throw Error(plan.refusal);
       if (auto note = plan.untiled_note(); untiled_notes && !note.empty())
         untiled_notes->push_back(note);
       roots = tile_bodies_of_regions(roots, index, depth);
@@ -125,7 +127,7 @@ Nodes f32_matmuls(const Nodes& roots) {
   return to.empty() ? roots : substitute(roots, to);
 }
 
-Nodes tile_regions(const Nodes& roots, const ChunkTrial& compile_trial, int depth, bool ring,
+Nodes tile_regions(const Nodes& roots, const CompileTrial& compile_trial, int depth, bool ring,
                    std::vector<std::string>* untiled_notes) {
   auto boundaries = level_of(roots, nullptr);
   if (std::none_of(boundaries.begin(), boundaries.end(),
@@ -144,7 +146,7 @@ bool shares_queries(const Nodes& roots) {
 }
 
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& boundaries,
-                  const ChunkTrial& compile_trial) {
+                  const CompileTrial& compile_trial) {
   auto roots = strip_wraps(outs, true);
   auto level = level_of(roots, nullptr);
   std::unordered_set<const Node*> entered;

@@ -27,13 +27,13 @@ Nodes f32_matmuls(const Nodes& roots);
 // - ring: iterates over the keys of scores in as many blocks as devices share the queries, for
 //   ring attention.
 // - `untiled_notes`: receives a report line for each call that stays untiled. May be null.
-Nodes tile_regions(const Nodes& roots, const ChunkTrial&, int depth, bool ring,
+Nodes tile_regions(const Nodes& roots, const CompileTrial&, int depth, bool ring,
                    std::vector<std::string>* untiled_notes);
 // Returns true if there is a region of scores whose queries are sharded over several devices.
 bool shares_queries(const Nodes& roots);
 // Raises, while the call is traced, if the regions between these boundaries cannot be tiled, or if
 // the smallest tiles exceed the budget of the call.
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& boundaries,
-                  const ChunkTrial&);
+                  const CompileTrial&);
 
 }  // namespace haliax

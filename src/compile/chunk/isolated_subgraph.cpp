@@ -112,7 +112,7 @@ IsolatedSubgraph isolated(const Nodes& roots, const Nodes& level, const Regions&
     if (is_generated(x)) return;
     auto between = others.from.find(x.get());
     const bool is_between = between != others.from.end();
-    if (!is_between && std::any_of(regions.of.begin(), regions.of.end(),
+    if (!is_between && std::any_of(regions.list.begin(), regions.list.end(),
                                    [&](auto& r) { return r.is_expanded(x); })) {
       for (auto& i : x->in) read(i);
       return;

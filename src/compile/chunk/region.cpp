@@ -52,10 +52,10 @@ Regions::Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
     return std::find(call.tiled_axes.begin(), call.tiled_axes.end(), k.axis);
   };
   std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
-  for (auto& k : keys) of.emplace_back(k.attr(), roots, level);
+  for (auto& k : keys) list.emplace_back(k.attr(), roots, level);
 }
 bool Regions::contain(const NodePtr& n) const {
-  return std::any_of(of.begin(), of.end(), [&](auto& r) { return r.contains(n); });
+  return std::any_of(list.begin(), list.end(), [&](auto& r) { return r.contains(n); });
 }
 
 }  // namespace haliax

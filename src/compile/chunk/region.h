@@ -66,7 +66,7 @@ class Region {
 // tiled_axes.
 struct Regions {
   std::vector<ChunkKey> keys;
-  std::vector<Region> of;
+  std::vector<Region> list;
   Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level);
   bool contain(const NodePtr&) const;
 };

@@ -66,7 +66,7 @@ std::vector<ChunkKey> RegionAxes::independent() const {
   auto* scores = widest();
   if (!scores) return {};
   int passes = 0;
-  for (auto& region : regions_.of) passes = std::max(passes, region.passes());
+  for (auto& region : regions_.list) passes = std::max(passes, region.passes());
   std::vector<ChunkKey> out;
   const auto keys = key_axes();
   auto large = [&](const NodePtr& n) {  // such as the gradient of a bias shared by examples

@@ -108,7 +108,7 @@ NodePtr RegionLoops::with_swapped_names(const NodePtr& x, Name a) const {
 NodePtr RegionLoops::final_value(const NodePtr& n, const NodePtr& result, Finals& finals) {
   auto v = prim::cast(result, n->dtype);
   if (auto s = passes_.streamed(n); !s.guarded && holds(passes_.order_of(*s.top).rescaled, n)) {
-    auto& top = finals.of.at(s.top);
+    auto& top = finals.values.at(s.top);
     auto valid = prim::map(prim::kIsFinite, {top}, DType::boolean);
     if (s.drops_nan)
       valid = prim::map(prim::kBitOr, {valid, prim::equal(top, prim::extreme(top->dtype, false))},
@@ -151,7 +151,7 @@ void RegionLoops::read_final_values(Loop& l, Finals& finals) const {
   }
 }
 
-Loop RegionLoops::loop_of_pass(int pass, Nodes& of) {
+Loop RegionLoops::loop_of_pass(int pass, Nodes& nodes) {
   Loop l;
   l.axis = members_.axis();
   l.index = index_;
@@ -164,21 +164,21 @@ Loop RegionLoops::loop_of_pass(int pass, Nodes& of) {
   std::unordered_set<const Node*> done;
   auto add = [&](LoopResult r, const NodePtr& n) {
     l.results.push_back(std::move(r));
-    of.push_back(n);
+    nodes.push_back(n);
   };
   for (auto& n : passes_.stateful(pass))
     if (!members_.scan_of(*n))
-      add_loop_state(l, of, n);
+      add_loop_state(l, nodes, n);
     else
       for (auto& r : tiles_of(*n).state) add(r, nullptr);
   for (auto& n : passes_.reductions(pass)) {
     if (n->op == &kResult && members_.is_along_axis(*n) && result_of(*n).carry) continue;
     auto& order = passes_.order_of(*n);
     if (!order.rescaled.empty()) {
-      add_running_max(l, of, n);
+      add_running_max(l, nodes, n);
       for (auto& x : order.rescaled) done.insert(x.get());
     } else if (members_.scan_of(*n)) {
-      add_scan_results(l, of, n);
+      add_scan_results(l, nodes, n);
       for (auto& x : order.gathers) done.insert(x.get());
     } else if (!done.count(n.get())) {
       add(reduction_result(n), n);
@@ -193,9 +193,9 @@ Loop RegionLoops::loop_of_pass(int pass, Nodes& of) {
   return l;
 }
 
-void RegionLoops::add_final_values(const NodePtr& loop, const Nodes& of, Finals& finals) {
-  for (std::size_t k = 0; k < of.size(); ++k) {
-    auto& n = of[k];
+void RegionLoops::add_final_values(const NodePtr& loop, const Nodes& nodes, Finals& finals) {
+  for (std::size_t k = 0; k < nodes.size(); ++k) {
+    auto& n = nodes[k];
     if (!n) continue;
     auto result = loop_result(loop, k);
     if (!members_.on_tile(n)) {
@@ -203,11 +203,11 @@ void RegionLoops::add_final_values(const NodePtr& loop, const Nodes& of, Finals&
       for (auto& scan : reduced_scans_)
         if (scan.positions && find(*result, scan.positions))
           v = prim::rename(result, {scan.positions}, {scan.axis});
-      finals.of[n.get()] = final_value(n, prim::fit(v, n->axes), finals);
+      finals.values[n.get()] = final_value(n, prim::fit(v, n->axes), finals);
       continue;
     }
     auto a = members_.axis_in(*n);
-    finals.of[n.get()] = prim::fit(with_swapped_names(result, a), n->axes);
+    finals.values[n.get()] = prim::fit(with_swapped_names(result, a), n->axes);
     // A later pass reads the stacked value instead of rematerializing it.
     for (std::size_t b = 0; b < index_.size(); ++b) {
       auto& tile = tiles_of(*n).values[b];
@@ -237,13 +237,13 @@ Nodes RegionLoops::build(const std::string& form, const std::string& why) {
   }
   Finals finals{members_.around()};
   for (int pass = 0; pass < passes_.count(); ++pass) {
-    Nodes of;
-    Loop l = loop_of_pass(pass, of);
+    Nodes nodes;
+    Loop l = loop_of_pass(pass, nodes);
     if (l.results.empty()) continue;
     l.form = form;
     l.why = why;
     read_final_values(l, finals);
-    add_final_values(make_loop(std::move(l)), of, finals);
+    add_final_values(make_loop(std::move(l)), nodes, finals);
   }
   return finals(members_.roots());
 }

@@ -40,31 +40,31 @@ class RegionLoops {
   // outside of the region that depend on these.
   struct Finals {
     const Node* around;
-    // `of` maps a node to its final value. `tiles` maps the tile of a stacked node to a slice of
-    // the stacked value, which later loops read rather than rematerialize.
-    Rewrite of = {}, tiles = {};
+    // `values` maps a node to its final value. `tiles` maps the tile of a stacked node to a slice
+    // of the stacked value, which later loops read rather than rematerialize.
+    Rewrite values = {}, tiles = {};
     std::unordered_set<const Node*> unchanged =
         {};  // nodes that read none of these, and are unchanged
-    Nodes operator()(const Nodes& xs) { return substitute(xs, of, around, &unchanged); }
+    Nodes operator()(const Nodes& xs) { return substitute(xs, values, around, &unchanged); }
   };
   NodePtr final_value(const NodePtr& reduction, const NodePtr& result, Finals&);
-  // Returns the loop of a pass. Appends the node of each result to `of`: null for a state that no
-  // node reads after the loop.
-  Loop loop_of_pass(int pass, Nodes& of);
-  void add_final_values(const NodePtr& loop, const Nodes& of, Finals&);
+  // Returns the loop of a pass. Appends the node of each result to `nodes`: null for a state that
+  // no node reads after the loop.
+  Loop loop_of_pass(int pass, Nodes& nodes);
+  void add_final_values(const NodePtr& loop, const Nodes& nodes, Finals&);
   // Replaces values from outside of the loop, which its bodies read, by their final values.
   void read_final_values(Loop&, Finals&) const;
 
   // ---- carried_results.cpp: results that are carried between iterations ----
   using Memo = std::unordered_map<const Node*, NodePtr>;
   NodePtr loop_along_axis_on_tile(const NodePtr& loop, std::size_t body);
-  void add_loop_state(Loop&, Nodes& of, const NodePtr& loop);
-  void add_running_max(Loop&, Nodes& of, const NodePtr& top);
+  void add_loop_state(Loop&, Nodes& nodes, const NodePtr& loop);
+  void add_running_max(Loop&, Nodes& nodes, const NodePtr& top);
   struct RunningMax;  // one iteration of the running max
   NodePtr with_running_shift(const NodePtr&, const Node* top, const RunningMax&, bool drops_nan,
                              Memo& memo);
   // Adds the results of a block scan, which runs in the direction of the loop.
-  void add_scan_results(Loop&, Nodes& of, const NodePtr&);
+  void add_scan_results(Loop&, Nodes& nodes, const NodePtr&);
   NodePtr running_scan_on_tile(const NodePtr&, std::size_t body);
   std::vector<LoopResult> initial_state(const BlockScan&) const;
   NodePtr scan_iteration(const BlockScan&, std::vector<LoopResult>& state, std::size_t body,

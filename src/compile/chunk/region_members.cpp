@@ -11,7 +11,7 @@
 namespace haliax {
 namespace {
 
-// Return true for ops that may connect a `leave` to an `enter`: elementwise ops, reductions, wraps
+// Returns true for ops that may connect a `leave` to an `enter`: elementwise ops, reductions, wraps
 // (except custom gradients), and views that keep the names of the axes. These are cheap to
 // rematerialize in a loop; contractions are not.
 bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustomVjp; }
@@ -64,7 +64,8 @@ bool RegionMembers::empty() const {
 // Repeats until no further loop along the axis is found. The nodes in the body of such a loop are
 // not members of the region.
 void RegionMembers::find_roles() {
-  for (auto known = along_axis_.size() + 1; known != along_axis_.size();) {
+  std::size_t known;
+  do {
     known = along_axis_.size();
     for (auto& [n, m] : members_) m.role = {};
     // Only carries require repetition: the level lists them before the values that they receive.
@@ -72,7 +73,7 @@ void RegionMembers::find_roles() {
       more = false;
       for (auto& n : level_) more |= infer_role(n) && !owner_.empty();
     }
-  }
+  } while (known != along_axis_.size());
 }
 // Marks the operands of an op with a block scan that the scan does not read, and that no other node
 // reads.

@@ -19,7 +19,7 @@ RegionPasses::RegionPasses(std::shared_ptr<const RegionMembers> members)
   for (auto& r : members_->roots())
     if (members_->contains(r) && members_->is_tiled(r) && !members_->leaves(*r) &&
         r->op != &prim::kEnter)
-      stack(r, pass_of(r, true));
+      stack(r, tile_pass(r));
 }
 // Returns the first pass, at or after pass `at`, that may iterate in this direction. Fixes its
 // direction.
@@ -32,12 +32,6 @@ bool RegionPasses::is_reversed(int pass) const {
   return i == directions_.end() ? members_->call().reverse : i->second;
 }
 
-// Returns the pass that computes x if a tile of x is read (`tile`), and otherwise the number of
-// passes that must finish before the full x is available.
-int RegionPasses::pass_of(const NodePtr& x, bool tile) const {
-  auto& order = order_of(*x);
-  return tile ? std::max(order.pass, 0) : order.ready;
-}
 // Returns the number of passes that must finish before n: the first pass that can compute it.
 int RegionPasses::first_pass(const NodePtr& n) const {
   int at = 0;
@@ -45,10 +39,10 @@ int RegionPasses::first_pass(const NodePtr& n) const {
        n->op == &kLoop && members_->is_along_axis(*n) ? n->in : members_->inputs_on_tile(n)) {
     bool same = members_->contains(x) && members_->on_tile(x) && members_->contains(n) &&
                 !members_->is_read_in_full(x, *n);
-    at = std::max(at, pass_of(x, same));
+    at = std::max(at, (same ? tile_pass(x) : passes_before(x)));
   }
   if (members_->barriers_split_passes() && n->op == &prim::kBarrier)
-    at = std::max(at, pass_of(n->in[1], false));
+    at = std::max(at, passes_before(n->in[1]));
   return at;
 }
 
@@ -60,7 +54,8 @@ int RegionPasses::first_pass(const NodePtr& n) const {
 // the exponential, are computed in the same pass as the max.
 RegionPasses::Streamed RegionPasses::streamed(const NodePtr& n) const {
   auto pass = [&](const NodePtr& x) {
-    return pass_of(x, members_->contains(x) && members_->on_tile(x));
+    bool on_tile = members_->contains(x) && members_->on_tile(x);
+    return on_tile ? tile_pass(x) : passes_before(x);
   };
   auto* op = n->op;
   if (auto e = analysis::shifted_exp(*n)) {
@@ -123,7 +118,7 @@ void RegionPasses::assign_reduction(const NodePtr& n, int at) {
     auto* found = members_->scan_of(*ids);
     bool scans_table =
         found && members_->is_tiled(n->in[0]) && members_->name_in(*n) == found->axis;
-    if (scans_table && pass_of(n->in[0], true) <= pass_of_reduction_.at(ids.get())) {
+    if (scans_table && tile_pass(n->in[0]) <= pass_of_reduction_.at(ids.get())) {
       at = pass_of_reduction_.at(ids.get());
       orders_[ids.get()].gathers.push_back(n);
     }
@@ -208,7 +203,7 @@ Nodes RegionPasses::values_between_passes() const {
     for (auto& x : members_->inputs_on_tile(n)) {
       bool same =
           members_->contains(x) && members_->on_tile(x) && !members_->is_read_in_full(x, *n);
-      if (!same && pass_of(x, false) > 0 && !holds(out, x)) out.push_back(x);
+      if (!same && passes_before(x) > 0 && !holds(out, x)) out.push_back(x);
     }
   }
   return out;

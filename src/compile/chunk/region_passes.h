@@ -1,5 +1,6 @@
 // The pass over the tiles in which each node of a region is computed.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <unordered_map>
@@ -58,7 +59,10 @@ class RegionPasses {
   void assign(const NodePtr&);
   void assign_reduction(const NodePtr&, int at);
   void stack(const NodePtr&, int at);
-  int pass_of(const NodePtr&, bool tile) const;
+  // Returns the pass that computes the tiles of x.
+  int tile_pass(const NodePtr& x) const { return std::max(order_of(*x).pass, 0); }
+  // Returns the number of passes that must finish before the full x is available.
+  int passes_before(const NodePtr& x) const { return order_of(*x).ready; }
   int first_pass(const NodePtr&) const;
   int pass_in_direction(bool reverse, int at);
   std::int64_t largest_bytes() const;

@@ -23,7 +23,7 @@ constexpr std::int64_t kTileQueries = 256, kTileKeys = 384;
 constexpr std::int64_t kMostFewQueries = 32, kLeastFewQueries = 8;
 constexpr std::int64_t kRequestedKeyTiles = 3;  // tiles of keys, if the call requests tiles of keys
 // rows of a tile of (rows, columns): all, then these, halved; a fit with few rows ends the search
-constexpr std::int64_t kMostTileRows = 4096, kFewTileRows = 256;
+constexpr std::int64_t kMostTileRows = 4096, kEnoughTileRows = 256;
 // The search for the largest tile ends if the next one would be larger by less than this factor.
 constexpr double kMinGrowth = 1.06;
 // largest block of keys and values that a device receives from another device, in bytes
@@ -63,7 +63,8 @@ TileSizes sizes_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
   }
   return sizes;
 }
-std::int64_t positions(const std::vector<ChunkKey>& keys) {
+// Returns the product of the sizes.
+std::int64_t position_count(const std::vector<ChunkKey>& keys) {
   std::int64_t n = 1;
   for (auto& k : keys) n *= k.size;
   return n;
@@ -80,6 +81,27 @@ std::int64_t round_size(std::int64_t c, std::int64_t size) {
   auto even = ((size + iterations - 1) / iterations + unit - 1) / unit * unit;
   return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
 }
+// The largest tile size known to fit a budget, and the smallest one known not to.
+struct SizeBounds {
+  std::int64_t low = 0, high = 0;
+  double low_bytes = 0, high_bytes = 0;
+
+  void add(std::int64_t size, std::int64_t bytes, std::int64_t budget) {
+    const bool fits = bytes <= budget;
+    (fits ? low : high) = size;
+    (fits ? low_bytes : high_bytes) = double(bytes);
+  }
+  // Returns the next size to try. Bytes grow about linearly with the size, so it is interpolated
+  // between the bounds. most: the size of the axis.
+  std::int64_t next(std::int64_t most, std::int64_t budget) const {
+    const double guess = high > most
+                             ? double(low) * double(budget) / std::max(low_bytes, 1.0)
+                             : double(low) + double(high - low) * (double(budget) - low_bytes) /
+                                                 (high_bytes - low_bytes);
+    return round_size(std::clamp(std::int64_t(std::min(guess, double(most))), low + 1, high - 1),
+                      most);
+  }
+};
 std::string text_of(const TileSizes& sizes) {
   std::string s;
   for (auto& [k, c] : sizes)
@@ -180,7 +202,7 @@ const char* rows_form(const ChunkKey& call, bool backward) {
 class TileSearch {
  public:
   TileSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level,
-             const ChunkTrial& compile_trial, bool ring)
+             const CompileTrial& compile_trial, bool ring)
       : call_(call), compile_trial_(compile_trial), regions_(call, roots, level),
         origin_(level[0]->origin) {
     for (auto& n : level)
@@ -200,26 +222,15 @@ class TileSearch {
     sort_axes(!ring_keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
   TilePlan best() {
-    for (auto& r : regions_.of)
+    for (auto& r : regions_.list)
       if (!r.refusal().empty()) return {.call = call_, .refusal = r.refusal()};
     if (!call_.chunks.empty()) return requested();
     auto form = ChunkForm(call_.form);
     auto untiled = try_plan({call_, {}, "untiled"});
     const bool has_budget = call_.scores && call_.memory > 0;  // such scores are always tiled
     if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
-    if (call_.scores) {
-      auto parallel = search_parallel_slots(untiled.machine);
-      // Skips `raise_budget`, which compiles the smallest plan. That plan has at most the bytes of
-      // the parallel one, so the raised budget would be too small for the untiled region.
-      const bool never_untiled =
-          has_budget ||
-          (parallel && untiled.bytes > parallel->bytes + ChunkOptions::default_memory);
-      if (parallel && never_untiled) return with_reason(*parallel, {});
-      raise_budget();
-      if (!smallest_->plan.refusal.empty()) return smallest_->plan;
-      if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
-      if (parallel) return with_reason(*parallel, {});
-    }
+    if (call_.scores)
+      if (auto plan = plan_scores(untiled, has_budget)) return *plan;
     std::optional<Trial> rows, tiles;
     if (form != ChunkForm::tile) rows = search_rows();
     if (!inner_axes_.empty()) tiles = search_rows_and_columns();
@@ -238,7 +249,7 @@ class TileSearch {
     // A sum over rows that has a wider dtype than its result is materialized in full while the loop
     // iterates over single rows. Tiles of all rows and one column may need less memory.
     if (!inner_axes_.empty())
-      if (auto all = try_plan(plan_rows_and_columns(positions(outer_axes_), 1));
+      if (auto all = try_plan(plan_rows_and_columns(position_count(outer_axes_), 1));
           all.bytes < t.bytes)
         t = std::move(all);
     if (t.plan.refusal.empty() && t.bytes > budget_ && !call_.scores)
@@ -248,6 +259,19 @@ class TileSearch {
   }
 
  private:
+  // Returns the plan of scores by rules 4 and 6, or nothing if tiles of rows must be searched.
+  std::optional<TilePlan> plan_scores(const Trial& untiled, bool has_budget) {
+    auto parallel = search_parallel_slots(untiled.machine);
+    // Skips `raise_budget`, which compiles the smallest plan. That plan has at most the bytes of
+    // the parallel one, so the raised budget would be too small for the untiled region.
+    const bool never_untiled =
+        has_budget || (parallel && untiled.bytes > parallel->bytes + ChunkOptions::default_memory);
+    if (parallel && never_untiled) return with_reason(*parallel, {});
+    raise_budget();
+    if (!smallest_->plan.refusal.empty()) return smallest_->plan;
+    if (untiled.bytes <= budget_ && !has_budget) return with_reason(untiled, {});
+    return parallel ? std::optional(with_reason(*parallel, {})) : std::nullopt;
+  }
   // A plan that is refused fits no budget.
   Trial try_plan(TilePlan plan) const {
     Trial t;
@@ -294,7 +318,7 @@ class TileSearch {
   // `added_axis_`.
   void sort_axes(bool may_add_axis) {
     std::vector<int> passes;
-    for (auto& r : regions_.of) passes.push_back(r.passes());
+    for (auto& r : regions_.list) passes.push_back(r.passes());
     auto min_passes = *std::min_element(passes.begin(), passes.end());
     for (std::size_t i = 0; i < passes.size(); ++i)
       (passes[i] == min_passes ? outer_axes_ : inner_axes_).push_back(regions_.keys[i]);
@@ -324,50 +348,38 @@ class TileSearch {
     budget_ = std::max(budget_, smallest_->bytes + memory);
   }
   // Compiles the smallest plan only if the budget without its bytes is too small.
-  bool fits(std::int64_t bytes) {
+  bool fits_raised_budget(std::int64_t bytes) {
     if (bytes > budget_ && call_.scores) raise_budget();
     return bytes <= budget_;
   }
 
   // Returns the plan with the most positions that fits the budget, or a faster one with fewer
-  // positions. Since bytes grow about linearly with the positions, the next guess is interpolated
-  // between a size that fits and a size that does not.
+  // positions.
   template <class Plan>
   std::optional<Trial> largest_fit(std::int64_t size, const Plan& plan_of) const {
-    std::optional<Trial> fits;
-    std::int64_t low = 0, high = size + 1;  // largest size known to fit, smallest known not to
-    double low_bytes = 0, high_bytes = 0;
+    std::optional<Trial> best;
+    SizeBounds bounds{.high = size + 1};
     for (std::int64_t c = std::min<std::int64_t>(size, 64);;) {
       auto t = try_plan(plan_of(c));
-      if (t.bytes <= budget_) {
-        low = c;
-        low_bytes = double(t.bytes);
-        fits = std::move(t);
-      } else {
-        high = c;
-        high_bytes = double(t.bytes);
-      }
-
-      if (low + 1 >= high) break;  // not even one position fits, or the bounds are adjacent
-      auto guess = high > size ? double(low) * double(budget_) / std::max(low_bytes, 1.0)
-                               : double(low) + double(high - low) * (double(budget_) - low_bytes) /
-                                                   (high_bytes - low_bytes);
-      auto next = round_size(
-          std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
-      if (next <= low || (fits && double(next) < kMinGrowth * double(low))) break;
+      bounds.add(c, t.bytes, budget_);
+      if (t.bytes <= budget_) best = std::move(t);
+      if (bounds.low + 1 >= bounds.high) break;  // not even one position fits, or none is between
+      const auto next = bounds.next(size, budget_);
+      if (next <= bounds.low || (best && double(next) < kMinGrowth * double(bounds.low))) break;
       c = next;
     }
     // fewer positions may be faster, since their data fits in a faster cache
-    for (int halves = 0; halves < 3 && low > 1; ++halves) {
-      low = round_size(low / 2, size);
-      auto t = try_plan(plan_of(low));
-      if (t.bytes <= budget_ && t.cost < fits->cost) fits = std::move(t);
+    auto fewer = bounds.low;
+    for (int halves = 0; halves < 3 && fewer > 1; ++halves) {
+      fewer = round_size(fewer / 2, size);
+      auto t = try_plan(plan_of(fewer));
+      if (t.bytes <= budget_ && t.cost < best->cost) best = std::move(t);
     }
-    return fits;
+    return best;
   }
   std::optional<Trial> search_rows() const {
     auto keys = added_axis_ ? regions_.keys : outer_axes_;
-    return largest_fit(positions(keys),
+    return largest_fit(position_count(keys),
                        [&](std::int64_t c) { return plan_rows(sizes_of(keys, c)); });
   }
   // Returns a plan over rows with these tile sizes. If the keys rotate around a ring
@@ -384,15 +396,20 @@ class TileSearch {
     for (; at + regions_.keys.size() < sizes.size() && bytes > kMaxRingBlockBytes; ++at)
       bytes /= sizes[at].first.size;
     sizes.insert(sizes.begin() + std::ptrdiff_t(at), {*ring_keys_, block});
-    return {call_, std::move(sizes), rows_form(call_, backward_), at, true};
+    return {.call = call_,
+            .sizes = std::move(sizes),
+            .form = rows_form(call_, backward_),
+            .key_loop = TilePlan::KeyLoop::ring,
+            .keys = at};
   }
   // Returns the bytes of the widest scores of an iteration with this number of queries and one
   // position of each axis in `independent`.
   std::int64_t scores_bytes(const std::vector<ChunkKey>& independent, std::int64_t queries) const {
     auto* widest = axes_->widest();
     if (!widest) return 0;
-    auto all = positions(independent) * positions(regions_.keys) * (ring_keys_ ? call_.blocks : 1);
-    return widest->bytes() / all * std::min(queries, positions(regions_.keys));
+    auto all = position_count(independent) * position_count(regions_.keys) *
+               (ring_keys_ ? call_.blocks : 1);
+    return widest->bytes() / all * std::min(queries, position_count(regions_.keys));
   }
   // Returns a plan whose iterations process a few queries of one head of one example, so that the
   // scores of an iteration stay in the cache of a core, and iterations can run in parallel.
@@ -407,24 +424,25 @@ class TileSearch {
   // used if keys rotate around a ring.
   TilePlan with_tiled_keys(TilePlan plan, const ChunkKey& keys, std::int64_t size) const {
     plan.sizes.push_back({keys, size});
-    plan.defers_normalization = true;
+    plan.key_loop = TilePlan::KeyLoop::inside_queries;
     return plan;
   }
   // Returns the trial if its iterations run in parallel slots and fit the budget, or if the call
   // requests chunk sizes. Nothing otherwise.
   std::optional<Trial> try_in_parallel(TilePlan plan) {
     auto t = try_plan(std::move(plan));
-    const bool good =
-        call_.chunks.empty() ? t.parallel_slot_bytes > 0 && fits(t.bytes) : t.plan.refusal.empty();
+    const bool good = call_.chunks.empty()
+                          ? t.parallel_slot_bytes > 0 && fits_raised_budget(t.bytes)
+                          : t.plan.refusal.empty();
     return good ? std::optional(std::move(t)) : std::nullopt;
   }
   // Returns the number of queries of a tile. It is smaller if a query has several scores with a
   // key, such as those of heads that are mixed.
   std::int64_t tile_rows(const std::vector<ChunkKey>& independent, const ChunkKey& keys) const {
     auto* widest = axes_->widest();
-    auto together =
-        widest ? widest->size() / (positions(independent) * positions(regions_.keys) * keys.size)
-               : 1;
+    auto together = widest ? widest->size() / (position_count(independent) *
+                                               position_count(regions_.keys) * keys.size)
+                           : 1;
     return std::max<std::int64_t>(8, kTileQueries / std::max<std::int64_t>(1, together));
   }
   std::optional<Trial> search_parallel_slots(const program::Machine& machine) {
@@ -447,14 +465,17 @@ class TileSearch {
     }
     return best;
   }
+  // Returns the fastest of these trials: for all rows, then for kMostTileRows rows and its halves,
+  // the most columns that fit the budget.
   std::optional<Trial> search_rows_and_columns() const {
     std::optional<Trial> best;
-    for (std::int64_t rows = positions(outer_axes_); rows >= 1;
+    for (std::int64_t rows = position_count(outer_axes_); rows >= 1;
          rows = rows > kMostTileRows ? kMostTileRows : rows / 2) {
-      auto t = largest_fit(positions(inner_axes_),
-                           [&](std::int64_t c) { return plan_rows_and_columns(rows, c); });
+      auto t = largest_fit(position_count(inner_axes_), [&](std::int64_t columns) {
+        return plan_rows_and_columns(rows, columns);
+      });
       if (t && (!best || t->cost < best->cost)) best = t;
-      if (rows <= kFewTileRows && best) break;
+      if (rows <= kEnoughTileRows && best) break;
     }
     return best;
   }
@@ -465,7 +486,7 @@ class TileSearch {
     return plan;
   }
   ChunkKey call_;
-  const ChunkTrial& compile_trial_;
+  const CompileTrial& compile_trial_;
   Regions regions_;
   Origin origin_;
   IsolatedSubgraph isolated_;
@@ -481,13 +502,13 @@ class TileSearch {
 }  // namespace
 
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level,
-                  const ChunkTrial& compile_trial) {
+                  const CompileTrial& compile_trial) {
   if (call.memory == 0 || !call.chunks.empty()) return;
   auto smallest = TileSearch(call, roots, level, compile_trial, false).smallest();
   if (!smallest.plan.refusal.empty()) throw Error(smallest.plan.refusal);
 }
 TilePlan plan_tiles(const ChunkKey& call, const Nodes& roots, const Nodes& level,
-                    const ChunkTrial& compile_trial, bool ring) {
+                    const CompileTrial& compile_trial, bool ring) {
   return TileSearch(call, roots, level, compile_trial, ring).best();
 }
 

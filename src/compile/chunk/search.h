@@ -20,12 +20,13 @@ struct TrialResult {
   double saved_work = 0;          // share of its multiplications that reuse_matmuls saves
   program::Machine machine = {};  // cost model of the device of the program
 };
-using ChunkTrial = std::function<TrialResult(const Nodes& roots, const Nodes& inputs, int depth)>;
+using CompileTrial = std::function<TrialResult(const Nodes& roots, const Nodes& inputs, int depth)>;
 
 // Returns the plan of a call. ring: see tile_regions.
-TilePlan plan_tiles(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&,
-                    bool ring);
+TilePlan plan_tiles(const ChunkKey& call, const Nodes& roots, const Nodes& level,
+                    const CompileTrial&, bool ring);
 // Raises if the call has a budget, and even the smallest tiles exceed it.
-void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const ChunkTrial&);
+void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level,
+                  const CompileTrial&);
 
 }  // namespace haliax

@@ -60,7 +60,7 @@ using Hoisted = std::unordered_map<const Node*, std::vector<Attr>>;
 Hoisted hoisted_values(const TilePlan& plan, const Nodes& roots, const Node* index) {
   Hoisted out;
   const auto level = without_bodies(level_of(roots, index));
-  for (std::size_t k = *plan.keys + 1; k < plan.sizes.size(); ++k) {
+  for (std::size_t k = plan.keys + 1; k < plan.sizes.size(); ++k) {
     auto key = plan.sizes[k].first.attr();
     Region region(key, roots, level, index);
     for (auto& n : level)
@@ -141,7 +141,7 @@ Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std
                 std::string& refusal) {
   while (from < plan.sizes.size() && plan.sizes[from].second >= plan.sizes[from].first.size) ++from;
   if (from == plan.sizes.size()) return roots;
-  if (plan.defers_normalization && from + 2 == plan.sizes.size())
+  if (plan.key_loop == TilePlan::KeyLoop::inside_queries && from + 2 == plan.sizes.size())
     return tile_scores(plan, roots, index, from, refusal);
   auto& [key, size] = plan.sizes[from];
   Region region(key.attr(), roots, level_of(roots, index), index);
@@ -151,8 +151,9 @@ Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std
   if (auto free = region.without_barriers(); free != roots)
     return tile_from(plan, free, index, from, refusal);
   auto out = region.tile(size, plan.form, plan.why);
-  if (plan.rotates_keys && plan.keys == from) out = round_after_loop(out, index, region.index());
-  auto hoisted = plan.keys == from ? hoisted_values(plan, out, index) : Hoisted();
+  if (plan.key_loop == TilePlan::KeyLoop::ring && plan.keys == from)
+    out = round_after_loop(out, index, region.index());
+  auto hoisted = plan.loops_over_keys(from) ? hoisted_values(plan, out, index) : Hoisted();
   return in_bodies(
       out, index, [&](const Loop& l) { return l.index == region.index(); },
       [&](const Nodes& values, const Node* inner) {
@@ -174,8 +175,9 @@ class ScoreTiles {
   // from: the number of the axis of queries in the plan; keys follow it.
   ScoreTiles(const TilePlan& plan, const Node* index, std::size_t from, std::string& refusal)
       : by_queries_(plan), by_keys_(plan), index_(index), from_(from), refusal_(refusal) {
-    by_queries_.defers_normalization = by_keys_.defers_normalization = false;
+    by_queries_.key_loop = TilePlan::KeyLoop::none;
     std::swap(by_keys_.sizes[from], by_keys_.sizes[from + 1]);
+    by_keys_.key_loop = TilePlan::KeyLoop::around_queries;
     by_keys_.keys = from;
   }
   Nodes of(Nodes roots) {
@@ -246,7 +248,7 @@ Nodes tile_scores(const TilePlan& plan, const Nodes& roots, const Node* index, s
 
 Nodes apply(TilePlan& plan, const Nodes& roots, const Node* index) {
   auto in = roots;
-  if (plan.defers_normalization) {
+  if (plan.key_loop == TilePlan::KeyLoop::inside_queries) {
     auto level = level_of(in, index);
     in = defer_normalization(in, level, index, Regions(plan.call, in, level));
   }

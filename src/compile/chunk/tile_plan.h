@@ -20,12 +20,17 @@ struct TilePlan {
   ChunkKey call;
   TileSizes sizes = {};
   std::string form = {};  // for reports
-  // position in `sizes` of the keys of scores, if the loop over keys encloses the loop over queries
-  std::optional<std::size_t> keys = {};
-  bool rotates_keys = false;  // blocks of keys rotate around the ring of devices
-  // The loop over keys is inside of the loop over queries, and the last two entries of `sizes` are
-  // queries and keys. Requires defer_normalization first.
-  bool defers_normalization = false;
+  // The loop over keys of scores:
+  // - inside_queries: the last two entries of `sizes` are queries and keys. Requires
+  //   defer_normalization first.
+  // - around_queries: entry number `keys` of `sizes`, outside of the loop over queries.
+  // - ring: the same, and blocks of keys rotate around the ring of devices.
+  enum class KeyLoop : std::uint8_t { none, inside_queries, around_queries, ring };
+  KeyLoop key_loop = KeyLoop::none;
+  std::size_t keys = 0;
+  bool loops_over_keys(std::size_t k) const {
+    return key_loop >= KeyLoop::around_queries && keys == k;
+  }
   std::string why = {};      // for reports
   std::string refusal = {};  // why the call cannot be tiled, or cannot be tiled this way
   bool is_untiled() const;   // no axis is tiled
