@@ -37,7 +37,7 @@ class Format(unittest.TestCase):
 
     def test_an_unformatted_file_is_detected(self):
         import tempfile
-        with tempfile.NamedTemporaryFile("w", suffix=".cpp", dir=ROOT / "tests") as file:
+        with tempfile.NamedTemporaryFile("w", suffix=".cpp", dir=ROOT) as file:
             file.write("int  f( ){return 1;}\n")
             file.flush()
             self.assertEqual(self.unformatted(file.name), [file.name])
