@@ -104,6 +104,13 @@ NodePtr place_of_zeros(const NodeSpec& d) {
   return is_number(x(d), 0) ? filled(0, d.dtype, d.axes) : nullptr;
 }
 
+// All positions, in order or from the last one to the first one: each one is its own inverse.
+NodePtr full_place(const NodeSpec& d) {
+  const auto c = SliceAttr::of(d.attr);
+  if (d.in.size() > 1 || c.size != find_axis(d.axes, c.axis)->size) return nullptr;
+  return fit(c.drop ? x(d) : slice(x(d), c, nullptr), d.axes);
+}
+
 NodePtr reshaped_number(const NodeSpec& d) {
   return is_number(x(d)) ? fit(stripped(x(d)), d.axes) : nullptr;
 }
@@ -140,6 +147,7 @@ const SimplifyRule kRules[] = {
     {"slice of a broadcast -> a broadcast", &kSlice, slice_of_broadcast},
     {"slice of a slice -> one slice", &kSlice, slice_of_slice},
     {"place of zeros -> zeros", &kPlace, place_of_zeros},
+    {"place of all positions -> a slice", &kPlace, full_place},
     {"flatten of a number", &kFlatten, reshaped_number},
     {"flatten of its unflatten -> x", &kFlatten, flatten_of_unflatten},
     {"unflatten of a number", &kUnflatten, reshaped_number},

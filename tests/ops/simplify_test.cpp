@@ -38,7 +38,8 @@ std::vector<Example> examples() {
   const RenameAttr to_r{{"a"}, {"r"}}, to_a{{"r"}, {"a"}};
   const auto r = prim::rename(x, {"a"}, {"r"});
   auto broadcast = prim::fit(prim::iota(A, DType::f32), {A, B});
-  const SliceAttr half{"b", 1, 2, 1, false}, all{"b", 0, 4, 1, false}, back{"b", 2, 2, -2, false};
+  const SliceAttr half{"b", 1, 2, 1, false}, all{"b", 0, 4, 1, false}, back{"b", 2, 2, -2, false},
+      reversed{"b", 3, 4, -1, false};
   const Axes halves{A, Axis("b", 2)};
   auto first = prim::slice(x, SliceAttr{"b", 1, 3, 1, false});
   const RegroupAttr regroup{{"a", "b"}, "flat"};
@@ -67,6 +68,7 @@ std::vector<Example> examples() {
       {"slice of a slice -> one slice", with(prim::kSlice, {first}, halves, back.attr())},
       {"place of zeros -> zeros",
        with(prim::kPlace, {prim::filled(0, DType::f32, halves)}, {A, B}, half.attr())},
+      {"place of all positions -> a slice", with(prim::kPlace, {x}, {A, B}, reversed.attr())},
       {"flatten of a number",
        with(prim::kFlatten, {prim::filled(2, DType::f32, {A, B})}, {Flat}, regroup.attr())},
       {"flatten of its unflatten -> x",
