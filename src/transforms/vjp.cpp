@@ -139,8 +139,8 @@ class Backward {
     auto& x = *g->in[0];
     return prim::rebuilt(x, x.in, g->axes);
   }
-  // Concatenates the cotangents of all parts of an axis (unbind, split), rather than summing arrays
-  // of the full size.
+  // Concatenates the cotangents of separate parts of an axis (unbind, split) and zeros between
+  // them, rather than summing arrays of the full size.
   static NodePtr assemble(const NodePtr& g) {
     std::vector<std::pair<SliceAttr, NodePtr>> parts;
     Nodes todo{g};
@@ -149,8 +149,7 @@ class Backward {
       todo.pop_back();
       if (prim::combines(*n, Monoid::sum) && n->axes == g->axes)
         todo.insert(todo.end(), n->in.begin(), n->in.end());
-      else if (n->op == &prim::kPlace && n->in.size() == 1 && SliceAttr::of(*n).step == 1 &&
-               n->axes == g->axes)
+      else if (places_neighbors(*n) && n->axes == g->axes)
         parts.push_back({SliceAttr::of(*n), n->in[0]});
       else
         return g;
@@ -158,15 +157,28 @@ class Backward {
     if (parts.size() < 2) return g;
     std::sort(parts.begin(), parts.end(),
               [](auto& a, auto& b) { return a.first.start < b.first.start; });
-    Axis full = *find(*g, parts[0].first.axis);
-    std::int64_t at = 0;
+    const Axis full = *find(*g, parts[0].first.axis);
+    std::int64_t end = 0;
     Nodes pieces;
+    auto add = [&](const NodePtr& x, std::int64_t size) {
+      if (size > 0)
+        pieces.push_back(prim::fit(x, replaced(g->axes, full.name, {full.resize(size)})));
+      end += size;
+    };
+    const auto zero = prim::number(0, g->dtype);
     for (auto& [part, x] : parts) {
-      if (part.axis != full.name || part.start != at) return g;
-      at += part.size;
-      pieces.push_back(prim::fit(x, replaced(g->axes, full.name, {full.resize(part.size)})));
+      if (part.axis != full.name || part.start < end) return g;
+      add(zero, part.start - end);
+      add(x, part.size);
     }
-    return at == full.size ? prim::concat(pieces, full) : g;
+    add(zero, full.size - end);
+    return prim::concat(pieces, full);
+  }
+  // Returns true for a place of neighboring positions that do not depend on an array.
+  static bool places_neighbors(const Node& n) {
+    if (n.op != &prim::kPlace || n.in.size() > 1) return false;
+    const auto part = SliceAttr::of(n);
+    return part.step == 1 || part.size == 1;
   }
   void custom_vjp(const NodePtr& n) {
     auto& c = custom_vjp_of(*n);

@@ -560,3 +560,26 @@ TEST_CASE("the gradient of take by a permutation is a take by the inverse permut
   CHECK(twice.report().program.find("scatter") != std::string::npos);
   CHECK(max(abs(sum(doubled, "row") - sum(weights, "row"))).item() < 1e-4);
 }
+
+TEST_CASE("the gradient of separate parts of an axis is one concatenation") {
+  const Axis Row("row", 9);
+  auto x = values({Batch, Row}), w = values({Batch}, 1, 2);
+  auto f = jit([](const NamedArray& v, const NamedArray& u) {
+    return grad([&](const NamedArray& y) {
+      auto part = [&](int at) { return y[{"row", at}]; };
+      auto some = slice(y, "row", 4, 2);
+      return sum(part(1) * u + 3 * part(7) * u + sum(some, "row") * u);
+    })(v);
+  });
+  auto got = f(x, w);
+  CHECK(f.report().program.find("add f64") == std::string::npos);
+  auto factor = array({0, 1, 0, 0, 1, 1, 0, 3, 0}, Row).astype(DType::f64);
+  const auto all = ones({Batch, Row}, DType::f64);
+  CHECK(difference(got, (all * factor * w).eval(), 0) == "");
+  // parts that overlap are added
+  auto twice = [&](const NamedArray& y) {
+    return sum(slice(y, "row", 1, 4)) + sum(slice(y, "row", 3, 4));
+  };
+  auto counts = array({0, 1, 1, 2, 2, 1, 1, 0, 0}, Row).astype(DType::f64);
+  CHECK(difference(grad(twice)(x), (all * counts).eval(), 0) == "");
+}
