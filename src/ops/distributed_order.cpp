@@ -199,6 +199,10 @@ NodePtr permute_in_blocks(const NodePtr& n, Name axis, int count) {
   return slice(b.joined(slice(rename(x, {part.name}, {axis}), axis, 0, b.step)), axis, 0, b.size);
 }
 
+NodePtr rolled_ids(const Axis& a, const NodePtr& by) {
+  const auto d = by->dtype;
+  return map(kMod, {sub(iota(a, d), by), integer(a.size, d)}, d);
+}
 NodePtr rolled_by(const Node& n, Name axis) {
   auto& ids = n.in[1];
   auto* a = find(*ids, axis);

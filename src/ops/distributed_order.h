@@ -36,8 +36,9 @@ bool is_drawn_order(const Node& ids, Name axis);
 // Returns a gather along a permutation (`is_order`). Null: the blocks are too small.
 NodePtr permute_in_blocks(const NodePtr&, Name axis, int blocks);
 
-// Returns `by` if the ids are (position - by) mod size, the form that `roll` creates. Null: another
-// form.
+// Returns the ids of a roll: (position - by) mod size. by: from 0 to the size of the axis.
+NodePtr rolled_ids(const Axis&, const NodePtr& by);
+// Returns `by` if the ids of the gather are `rolled_ids`. Null: another form.
 NodePtr rolled_by(const Node&, Name axis);
 // Returns a roll (`rolled_by`). Null: the blocks are too small.
 NodePtr roll_in_blocks(const NodePtr&, Name axis, int blocks);

@@ -6,6 +6,7 @@
 #include "haliax/fmt.h"
 #include "haliax/mesh.h"
 #include "ops/attr.h"
+#include "ops/distributed_order.h"
 #include "ops/named.h"
 
 namespace haliax {
@@ -325,7 +326,7 @@ NamedArray roll(Arr x, Arr shift, const AxisSelector& axis) {
              in = s->dtype == DType::u64 ? DType::u64 : DType::i64;
   auto by =
       prim::cast(prim::map(prim::kMod, {prim::cast(s, in), prim::integer(a.size, in)}, in), d);
-  auto from = prim::map(prim::kMod, {prim::sub(prim::iota(a, d), by), prim::integer(a.size, d)}, d);
+  auto from = prim::rolled_ids(a, by);
   return wrap(prim::gather(n, {{a.name, from}}, with_hidden({from, n}, visible(*n)),
                            program::Outside::clamp));
 }

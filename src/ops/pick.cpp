@@ -4,6 +4,7 @@
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/blockwise.h"
+#include "ops/distributed_order.h"
 #include "ops/fault.h"
 #include "ops/prim.h"
 
@@ -121,6 +122,17 @@ NodePtr permuted_back(const Node& o, G g) {
   if (!inverse) return nullptr;
   return gather(g, {{along, rename(inverse, {along}, {axis})}}, table->axes, Outside::clamp);
 }
+// The cotangent of a roll is rolled back. Returns null for other gathers.
+NodePtr rolled_back(const Node& o, G g) {
+  auto& table = o.in[0];
+  auto& picked = indexed_axes(o);
+  const NodePtr by = picked.size() == 1 ? rolled_by(o, picked[0]) : nullptr;
+  if (!by || !is_signed(by->dtype) || !without(by->axes, table->axes).empty()) return nullptr;
+  const Axis a = *find(*table, picked[0]);
+  const auto size = integer(a.size, by->dtype);
+  auto back = rolled_ids(a, sub(size, map(kMod, {by, size}, by->dtype)));
+  return gather(g, {{a.name, back}}, table->axes, Outside::clamp);
+}
 // ---- gradients of scatters ----
 // Returns zeros (or ones) with `updates` combined at the positions of the scatter.
 NodePtr combined(const Node& o, double start, G updates, Update how, bool clamp) {
@@ -172,7 +184,8 @@ const Op kGather{.name = "take",
                      [](G o, G g) {
                        auto& table = o->in[0];
                        Nodes out(o->in.size());
-                       if ((out[0] = permuted_back(*o, g))) return out;
+                       if ((out[0] = rolled_back(*o, g)) || (out[0] = permuted_back(*o, g)))
+                         return out;
                        bool clamp = GatherAttr::of(*o).outside == Outside::clamp;
                        out[0] = scatter(filled(0, table->dtype, table->axes), g, picks_of(*o, 1),
                                         Update::add, clamp);

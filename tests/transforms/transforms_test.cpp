@@ -561,6 +561,29 @@ TEST_CASE("the gradient of take by a permutation is a take by the inverse permut
   CHECK(max(abs(sum(doubled, "row") - sum(weights, "row"))).item() < 1e-4);
 }
 
+TEST_CASE("the gradient of a roll by an array is a roll back") {
+  const Axis Row("row", 20);
+  auto x = values({Batch, Row}), weights = values({Row, Batch}, 2, 5);
+  for (int by : {0, 1, 7, 20, 33, -5}) {
+    INFO("by ", by);
+    auto f = jit([](const NamedArray& v, const NamedArray& w, const NamedArray& shift) {
+      return grad([&](const NamedArray& u) { return sum(roll(u, shift, "row") * w); })(v);
+    });
+    auto got = f(x, weights, full({}, by, DType::i32));
+    CHECK(f.report().program.find("scatter") == std::string::npos);
+    CHECK(difference(got, roll(weights, -by, "row").rearrange({"batch", "row"}), 0) == "");
+  }
+  // an amount for each example of one shared array
+  const Axis Shifts("shifts", 3);
+  auto shifts = array(std::vector<std::int32_t>{1, -4, 30}, Shifts);
+  auto each = [&](const NamedArray& u) {
+    auto one = [&](const NamedArray& by) { return sum(roll(u, by, "row") * weights); };
+    return sum(vmap(one, Shifts)(shifts));
+  };
+  auto expected = roll(weights, -1, "row") + roll(weights, 4, "row") + roll(weights, -30, "row");
+  CHECK(difference(grad(each)(x), expected.rearrange({"batch", "row"}), 1e-12) == "");
+}
+
 TEST_CASE("the gradient of separate parts of an axis is one concatenation") {
   const Axis Row("row", 9);
   auto x = values({Batch, Row}), w = values({Batch}, 1, 2);
