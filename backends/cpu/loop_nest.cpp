@@ -155,8 +155,7 @@ bool choose_lanes(Nest& nest, bool any_stride) {
       const bool is_far =
           stride != 1 && (stride != 0 || (is_store(nest.code[i].code) && in_all_lanes));
       if (!is_far) continue;
-      fits &= any_stride && stride != 0 && std::abs(stride) <= most_stride &&
-              nest.accesses[std::size_t(access)].view.dtype != DType::bf16;
+      fits &= any_stride && stride != 0 && std::abs(stride) <= most_stride;
       far += far_cost;
     }
     const std::int64_t near = of_register * registers_of(nest.dims, d) +

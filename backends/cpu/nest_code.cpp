@@ -226,12 +226,11 @@ void NestCode::load_other(const Vector& z, int value) {
     if (stride != 0) vpaddd(z, z, ptr[rip + lane_table(stride)]);
     return;
   }
-  if (cursor.access->view.dtype == DType::bf16) {  // one value for all lanes
-    movzx(ecx, word[far_address(access)]);
-    shl(ecx, 16);
-    return vpbroadcastd(z, ecx);
-  }
-  load_far(z, access, stride);
+  if (cursor.access->view.dtype != DType::bf16) return load_far(z, access, stride);
+  if (stride != 0) return load_far_halves(z, access, stride);
+  movzx(ecx, word[far_address(access)]);
+  shl(ecx, 16);
+  vpbroadcastd(z, ecx);
 }
 void NestCode::all_or_rest() {
   if (rest_)
@@ -438,6 +437,8 @@ void NestCode::emit_store(int value) {
       vpsrld(half.z, half.z, 16);
       vmovd(ecx, Xbyak::Xmm(half.z.getIdx()));
       mov(word[far_address(access)], cx);
+    } else if (stride > 1 || stride < 0) {
+      scatter_halves(half.z, access, stride);
     } else {
       store_bf16(array_address(access), half.z);
     }
@@ -481,6 +482,39 @@ void NestCode::load_far(const Vector& z, int access, std::int64_t stride) {
   Temporary upper(*this);
   load_pair(upper.z, 1);
   vinsertf64x4(Xbyak::Zmm(z.getIdx()), Xbyak::Zmm(z.getIdx()), Xbyak::Ymm(upper.z.getIdx()), 1);
+}
+// Loads bf16 elements that are `stride` positions from each other. AVX-512 has no gather of 16
+// bits.
+void NestCode::load_far_halves(const Vector& z, int access, std::int64_t stride) {
+  const auto from = far_address(access);
+  Temporary upper(*this);
+  each_eight([&](int first, int last) {
+    const Xbyak::Xmm x(first == 0 ? z.getIdx() : upper.z.getIdx());
+    vpxord(x, x, x);
+    for (int lane = first; lane < last; ++lane)
+      vpinsrw(x, x, word[from + std::size_t(2 * stride * lane)], std::uint8_t(lane - first));
+  });
+  const Xbyak::Ymm all(z.getIdx());
+  if (elements_ > 8) vinserti32x4(all, all, Xbyak::Xmm(upper.z.getIdx()), 1);
+  vpmovzxwd(z, all);
+  vpslld(z, z, 16);
+}
+// Stores bf16 values `stride` positions from each other, which overwrites z.
+void NestCode::scatter_halves(const Vector& z, int access, std::int64_t stride) {
+  const auto to = far_address(access);
+  const Xbyak::Ymm all(z.getIdx());
+  const Xbyak::Xmm eight(z.getIdx());
+  vpsrld(z, z, 16);
+  vpmovdw(all, z);
+  each_eight([&](int first, int last) {
+    if (first > 0) vextracti32x4(eight, all, 1);
+    for (int lane = first; lane < last; ++lane)
+      vpextrw(word[to + std::size_t(2 * stride * lane)], eight, std::uint8_t(lane - first));
+  });
+}
+// Calls f for each eight lanes of the current register, or fewer.
+void NestCode::each_eight(const std::function<void(int first, int last)>& f) {
+  for (int first = 0; first < elements_; first += 8) f(first, std::min(elements_, first + 8));
 }
 Xbyak::RegExp NestCode::far_address(int access) {
   return loaded(access) + std::size_t(cursors_[std::size_t(access)].offset);

@@ -93,8 +93,11 @@ class NestCode : public VectorOps {
   void all_or_rest();
   void load_target(const Vector&, int access, std::int64_t stride);
   void load_far(const Vector&, int access, std::int64_t stride);
+  void load_far_halves(const Vector&, int access, std::int64_t stride);
   Xbyak::RegExp far_address(int access);
   void scatter(const Vector&, int access, std::int64_t stride);
+  void scatter_halves(const Vector&, int access, std::int64_t stride);
+  void each_eight(const std::function<void(int first, int last)>& f);
 
   // ---- calls: nest_calls.cpp ----
   void emit_register_kernel(RegisterKernel, const PointCode::Op&, int value);

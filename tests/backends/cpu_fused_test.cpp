@@ -550,6 +550,21 @@ TEST_CASE("cpu: small steps with short rows have their lanes across rows, or are
   CHECK(!cpu::nest_of(step, context, false));
 }
 
+TEST_CASE("cpu: lanes of small steps may be bf16 elements that are far apart") {
+  if (!cpu::can_assemble_bf16()) return;
+  Case c(1);
+  View x = c.view(false, DType::bf16, {20, 160}, Case::dense),
+       out = c.view(true, DType::bf16, {20, 160}, Case::dense);
+  x.strides = out.strides = {160};
+  auto& step = c.add(Kind::fused);
+  step.fused.dims = {20};
+  step.fused.outer = 1;
+  step.fused.code = {load(x), op(Code::neg, DType::bf16, {0}), store(out, 1)};
+  const cpu::Context context{c.program, static_cast<int>(c.program.slots.size()), 1};
+  CHECK(cpu::nest_of(step, context, true));
+  CHECK(!cpu::nest_of(step, context, false));
+}
+
 // Alone, and after another op in one piece of machine code.
 TEST_CASE("cpu: tanh is accurate everywhere, odd, and at most 1") {
   std::vector<float> values;
