@@ -1,19 +1,57 @@
 // Gathers: reads of a table at positions that ids select.
+#include <algorithm>
 #include <array>
 #include <limits>
+#include <optional>
 
 #include "base/thread_pool.h"
 #include "picked_lines.h"
+#include "workspace.h"
 
 namespace haliax::cpu {
 namespace {
 
+constexpr std::int64_t kVector = 16;  // words of a vector
+
+// Moves a dim of a gather to the end.
+void move_last(program::Gather& g, std::size_t dim) {
+  auto move = [&](Dims& of_dims) {
+    const auto at = of_dims.begin() + std::ptrdiff_t(dim);
+    std::rotate(at, at + 1, of_dims.end());
+  };
+  for (Dims* of_dims : {&g.dims, &g.table.strides, &g.out.strides}) move(*of_dims);
+  for (auto& indexed : g.indexed) move(indexed.ids.strides);
+}
+// Returns the gather with its lines along the ids in memory, if the kernel for words can read these
+// lines, although the elements of a line are then far apart in the result. The result is
+// contiguous along the dim before the line.
+program::Gather with_dense_ids(program::Gather g) {
+  if (g.indexed.size() != 1 || !kernels().gather_words) return g;
+  if (haliax::bytes_of(g.out.dtype) != 4 || g.indexed[0].ids.dtype != DType::i32) return g;
+  const Dims& ids = g.indexed[0].ids.strides;
+  const auto is_line = [&](std::size_t d) {
+    return ids[d] == 1 && g.table.strides[d] == 0 && g.dims[d] >= kVector;
+  };
+  const auto is_column = [&](std::size_t d) {
+    return ids[d] > 1 && g.out.strides[d] == 1 && g.dims[d] >= kVector;
+  };
+  std::optional<std::size_t> line, column;
+  for (std::size_t d = 0; d < g.dims.size(); ++d) {
+    if (is_line(d)) line = d;
+    if (is_column(d)) column = d;
+  }
+  if (!line || !column) return g;
+  move_last(g, *column);
+  move_last(g, *line - (*column < *line));
+  return g;
+}
+
 class GatherStep final : public CompiledStep {
  public:
   explicit GatherStep(const program::Gather& gather)
-      : table_(gather.table), out_(gather.out),
-        ids_(gather.indexed, gather.outside == program::Outside::clamp),
-        lines_("gather", gather.dims, gather.out.strides, gather.table.strides, ids_, false),
+      : gather_(with_dense_ids(gather)), table_(gather.table), out_(gather.out),
+        ids_(gather_.indexed, gather.outside == program::Outside::clamp),
+        lines_("gather", gather_.dims, gather_.out.strides, gather_.table.strides, ids_, false),
         bytes_(haliax::bytes_of(gather.out.dtype)) {
     const DType dtype = gather.out.dtype;
     scalar::Value absent = is_float(dtype)
@@ -107,18 +145,30 @@ class GatherStep final : public CompiledStep {
   void gather_rows(const T* table, T* out, T absent, std::int64_t first, std::int64_t last) const {
     const std::int64_t step = lines_.line_stride();
     if constexpr (sizeof(T) == 4)
-      if (kernels().gather_words && lines_.run_points() == 1 && step == 1 &&
-          lines_.has_small_ids() && (lines_.line_size() >= kVector || !lines_.joins_lines()))
+      if (kernels().gather_words && lines_.run_points() == 1 && lines_.has_small_ids() &&
+          (lines_.line_size() >= kVector || !lines_.joins_lines())) {
+        if (step != 1) return gather_columns(table, out, absent, first, last);
         return lines_.each_run_of_ids(
             first, last, [&](auto here, auto there, const IdRun& ids, auto n) {
               kernels().gather_words(out + here, table + there, ids, absent, n);
             });
+      }
     if (lines_.run_points() == 1)
       return lines_.each(first, last, [&](auto here, auto there, const auto* offsets, auto n) {
         gather_line(table + there, out + here, absent, offsets, n, step);
       });
     const std::int64_t n = lines_.run_size(), from = lines_.run_stride(1),
                        to = lines_.run_stride(0);
+    if (n == lines_.run_points() && from == 1 && to == 1)
+      return lines_.each(first, last, [&](auto here, auto there, const auto* offsets, auto count) {
+        for (std::int64_t j = 0; j < count; ++j) {
+          T* const run = out + here + j * step;
+          if (offsets[j] == IdRun::outside)
+            std::fill_n(run, n, absent);
+          else
+            copy_dense(table + there + offsets[j], run, n);
+        }
+      });
     lines_.each(first, last, [&](auto here, auto there, const auto* offsets, auto count) {
       for (std::int64_t j = 0; j < count; ++j) {
         const bool inside = offsets[j] != IdRun::outside;
@@ -128,6 +178,34 @@ class GatherStep final : public CompiledStep {
       }
     });
   }
+  // Copies neighbors: short runs of full cache lines without a call.
+  template <class T> static void copy_dense(const T* from, T* to, std::int64_t n) {
+    constexpr std::int64_t line = 64 / sizeof(T), most_lines = 8;
+    if (n % line != 0 || n > most_lines * line)
+      return static_cast<void>(std::memcpy(to, from, std::size_t(n) * sizeof(T)));
+    for (std::int64_t i = 0; i < n; i += line) std::memcpy(to + i, from + i, 64);
+  }
+  // Gathers lines whose elements are far apart in the result: several neighboring lines one after
+  // another, which are then transposed.
+  void gather_columns(const std::uint32_t* table, std::uint32_t* out, std::uint32_t absent,
+                      std::int64_t first, std::int64_t last) const {
+    auto* const lines = reinterpret_cast<std::uint32_t*>(workspace());
+    std::int64_t start = 0, count = 0, size = 0;
+    auto store = [&] {
+      kernels().copy_rows(4, out + start, {lines_.line_stride(), 1}, lines, {1, size}, size, count);
+      count = 0;
+    };
+    lines_.each_run_of_ids(first, last, [&](auto here, auto there, const IdRun& ids, auto n) {
+      const bool extends = count < kVector && here == start + count && n == size;
+      if (count > 0 && !extends) store();
+      if (count == 0) {
+        start = here;
+        size = n;
+      }
+      kernels().gather_words(lines + count++ * size, table + there, ids, absent, n);
+    });
+    if (count > 0) store();
+  }
   template <class T>
   static void gather_line(const T* table, T* out, T absent, const std::int64_t* offsets,
                           std::int64_t n, std::int64_t step) {
@@ -135,7 +213,7 @@ class GatherStep final : public CompiledStep {
     for (std::int64_t j = 0; j < n; ++j)
       out[j * step] = offsets[j] != IdRun::outside ? table[offsets[j]] : absent;
   }
-  static constexpr std::int64_t kVector = 16;  // words of a vector
+  const program::Gather gather_;
   Place table_, out_;
   Ids ids_;
   PickedLines lines_;

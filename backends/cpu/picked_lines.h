@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -95,11 +96,13 @@ class PickedLines {
     while (line > 0 && !varies(line - 1)) --line;
     one_id_ = line == 0;
     auto is_packed = [&](std::size_t d) { return packs && there[d] == 1 && dims[d] >= 8; };
-    // Other dims with larger strides than the line are iterated outside of it, if
-    // their positions have no element in common.
+    std::int64_t step = std::numeric_limits<std::int64_t>::max();  // the smallest one along ids
+    for (std::size_t d = 0; d < dims.size(); ++d)
+      if (varies(d)) step = std::min(step, std::abs(here[d]));
+    // Other dims with larger strides than the ids are iterated outside of the line, if their
+    // positions have no element in common.
     auto outside = [&](std::size_t d) {
-      return !one_id_ && !varies(d) && there[d] != 0 && !is_packed(d) &&
-             std::abs(here[d]) >= std::abs(here[line - 1]);
+      return !one_id_ && !varies(d) && there[d] != 0 && !is_packed(d) && std::abs(here[d]) >= step;
     };
     auto add = [&](std::size_t d) {
       sizes_.push_back(dims[d]);

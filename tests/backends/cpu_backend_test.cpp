@@ -363,6 +363,31 @@ TEST_CASE("cpu: gathers of short lines with ids of their own match the reference
   }
 }
 
+TEST_CASE("cpu: gathers of a transposed result with ids of their own match the reference") {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    Case c(seed);
+    const std::int64_t outer = 1 + c.random.below(4), lines = 14 + c.random.below(60),
+                       size = 1 + c.random.below(9),
+                       n = seed % 4 ? 14 + c.random.below(60) : 1000 + c.random.below(60);
+    const DType dtype = all_dtypes[c.random.below(13)];
+    auto& g = c.add(Kind::gather).gather;
+    g.dims = {n, outer, lines};
+    g.table = c.view(false, dtype, {outer, size, lines}, Case::dense);
+    g.table.strides = {0, size * lines, 1};
+    const bool by_rows = seed % 2;
+    if (by_rows) g.table.strides = {0, size * lines, size};
+    g.outside = static_cast<Outside>(c.random.below(3));
+    g.out = c.view(true, dtype, g.dims, Case::dense);
+    View ids = c.view(false, seed % 5 ? DType::i32 : DType::i64, {lines, n}, Case::dense);
+    put_ids(c, ids, size, true);
+    ids.strides = {1, 0, n};
+    g.indexed.push_back({ids, by_rows ? 1 : lines, size});
+    INFO("seed ", seed);
+    compare(c);
+    if (seed % 8 == 0) same_bits(c);
+  }
+}
+
 TEST_CASE("cpu: scatters match the reference") {
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);
