@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/scatter_updates.h"
 #include "backends/cpu/vector_product.h"
 #include "haliax/error.h"
 #include "support/allocations.h"
@@ -514,6 +515,31 @@ TEST_CASE("cpu: many updates of few elements match the reference") {
     INFO("seed ", seed, " ", std::string(name_of(dtype)), " update ", static_cast<int>(s.update));
     compare(c);
     if (seed % 8 == 0) same_bits(c);
+  }
+}
+
+TEST_CASE("cpu: very many updates of few elements are combined in blocks") {
+  const DType dtypes[] = {DType::f32, DType::f64, DType::i32, DType::u8, DType::boolean};
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    Case c(seed);
+    const std::int64_t lines = 20 + c.random.below(9), n = 1000 + c.random.below(900),
+                       size = 1 + c.random.below(9), stride = 1 + seed % 3;
+    const DType dtype = dtypes[seed % 5];
+    auto& s = c.add(Kind::scatter).scatter;
+    s.dims = {lines, n};
+    s.updates = c.view(false, dtype, {n, lines}, Case::dense);
+    s.updates.strides = {1, lines};
+    s.target = c.view(true, dtype, {size, stride}, Case::dense);
+    s.target.strides = {0, 0};
+    s.update = static_cast<Update>(1 + seed / 5);
+    s.clamp = c.random.coin();
+    const View ids = c.view(false, seed % 4 ? DType::i32 : DType::i64, {lines, n}, Case::dense);
+    put_ids(c, ids, size, true);
+    s.indexed.push_back({ids, stride, size});
+    INFO("seed ", seed, " ", std::string(name_of(dtype)), " update ", static_cast<int>(s.update));
+    CHECK(cpu::updates_few(s));
+    compare(c);
+    same_bits(c);
   }
 }
 
