@@ -96,9 +96,10 @@ std::optional<Axes> result_axes(const Entry& e, const Samples& in) {
     return std::nullopt;
   }
 }
+double elements_of(const Sample& s) { return double(axis_size(axes_of(s.axes))); }
 double largest(const Samples& in, const Axes& result) {
   double most = double(axis_size(result));
-  for (auto& s : in) most = std::max(most, double(axis_size(axes_of(s.axes))));
+  for (auto& s : in) most = std::max(most, elements_of(s));
   return most;
 }
 // Returns the multiplications of a contraction: one for each combination of positions of all axes,
@@ -116,7 +117,7 @@ double multiplications(const Samples& in) {
 struct Form {
   Entry entry;
   std::string axis, place;  // the place is empty, first, middle or last
-  bool positions;           // integer inputs are positions along n
+  bool positions;           // integer inputs are positions along n, or sizes of parts of n
 };
 
 Form resized(Form form, const OpSize& size) {
@@ -145,11 +146,13 @@ Form resized(Form form, const OpSize& size) {
   }
   auto before = size_of(first, "n");
   if (form.positions && before > 0)
-    for (auto& s : in)
-      if (s.dtype == DType::i32) {
+    for (std::size_t k = 0; k < in.size(); ++k)
+      if (in[k].dtype == DType::i32) {
         auto factor = double(size_of(in, "n")) / double(before);
-        s.low *= factor;
-        s.high *= factor;
+        if (starts_with(form.entry.name, "ragged_dot"))  // more groups have fewer rows each
+          factor *= elements_of(first[k]) / elements_of(in[k]);
+        in[k].low *= factor;
+        in[k].high *= factor;
       }
   return form;
 }
