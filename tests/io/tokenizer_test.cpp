@@ -4,11 +4,15 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "haliax/haliax.h"
+#include "io/tokenizer/pattern.h"
+#include "io/tokenizer/unicode.h"
 #include "tests/io/checks.h"
 #include "tests/support/folder.h"
 #include "tests/support/golden_dir.h"
@@ -22,6 +26,12 @@ using Json = nlohmann::json;
 Json cases() { return Json::parse(std::ifstream(golden_dir() + "/tokenizer/cases.json")); }
 Json spec_of(const std::string& name) {
   return Json::parse(std::ifstream(golden_dir() + "/tokenizer/" + name + ".json"));
+}
+// FNV-1a of characters instead of bytes.
+std::uint32_t digest_of(const std::vector<char32_t>& characters) {
+  std::uint32_t out = 2166136261;
+  for (auto c : characters) out = (out ^ std::uint32_t(c)) * 16777619;
+  return out;
 }
 
 }  // namespace
@@ -68,6 +78,77 @@ TEST_CASE("tokenizer: special tokens are found, added and skipped") {
   CHECK(tokenizer.encode("", {.add_special_tokens = false}).empty());
   CHECK(tokenizer.decode({}) == "");
   CHECK(tokenizer.decode({-1, 100000}) == "");
+}
+
+TEST_CASE("tokenizer: classes of all characters equal those of the package") {
+  const auto classes = Json::parse(std::ifstream(golden_dir() + "/tokenizer/classes.json"));
+  std::vector<char32_t> known;
+  std::istringstream ranges(classes["known"].get<std::string>());
+  for (std::string range; ranges >> range;) {
+    const auto hyphen = range.find('-');
+    const auto first = std::stoul(range, nullptr, 16);
+    const auto last =
+        hyphen == range.npos ? first : std::stoul(range.substr(hyphen + 1), nullptr, 16);
+    for (auto c = first; c <= last; ++c) known.push_back(char32_t(c));
+  }
+  std::string text;
+  for (auto c : known) append_character(text, c);
+  const auto matched = [&](const std::string& pattern) {
+    std::vector<char32_t> out;
+    const auto compiled = Pattern::regex("(?:" + pattern + ")+");
+    Pattern::Matches matches(compiled, text);
+    for (Pattern::Match m; matches.next(m);)
+      for (auto at = m.begin; at < m.end;) out.push_back(next_character(text, at));
+    return out;
+  };
+  const auto selected = [&](bool (*has)(char32_t)) {
+    std::vector<char32_t> out;
+    std::copy_if(known.begin(), known.end(), std::back_inserter(out), has);
+    return out;
+  };
+  for (auto& [name, expected] : classes["digests"].items()) {
+    CAPTURE(name);
+    const auto members = name == "Punctuation" ? selected(is_punctuation)
+                         : name == "Digits"    ? selected(is_number)
+                                               : matched(name);
+    CHECK(digest_of(members) == expected.get<std::uint32_t>());
+  }
+}
+
+TEST_CASE("tokenizer: ids of new characters equal those of the package") {
+  const auto all = Json::parse(std::ifstream(golden_dir() + "/tokenizer/unicode_cases.json"));
+  for (auto& [name, expected] : all["tokenizers"].items()) {
+    CAPTURE(name);
+    auto spec = spec_of(expected["base"]);
+    if (expected.contains("pre_tokenizer")) spec["pre_tokenizer"] = expected["pre_tokenizer"];
+    const auto tokenizer = Tokenizer::parse(spec.dump());
+    for (std::size_t i = 0; i < all["texts"].size(); ++i)
+      CHECK(tokenizer.encode(all["texts"][i].get<std::string>()) ==
+            expected["ids"][i].get<std::vector<int>>());
+  }
+}
+
+TEST_CASE("tokenizer: patterns have the syntax of Oniguruma") {
+  const auto matches = [](const char* pattern, std::string_view text) {
+    std::vector<std::string> out;
+    const auto compiled = Pattern::regex(pattern);
+    Pattern::Matches found(compiled, text);
+    for (Pattern::Match m; found.next(m);) out.emplace_back(text.substr(m.begin, m.end - m.begin));
+    return out;
+  };
+  using Texts = std::vector<std::string>;
+  CHECK(matches("[\\p{L}&&[^a-c]d]+", "bdabe") == Texts{"d", "e"});
+  CHECK(matches("[^a[bc]]+", "xabcx") == Texts{"x", "x"});
+  CHECK(matches("\\p{N}{1,3}+", "12345 6") == Texts{"12345", "6"});  // not possessive
+  CHECK(matches("(?:ab){,2}c", "ababc") == Texts{"ababc"});
+  CHECK(matches("(?m:a.)", "a\n") == Texts{"a\n"});
+  CHECK(matches("\\h+", "xfF0g") == Texts{"fF0"});
+  CHECK(matches("\\u4e2d", "\u4e2d") == Texts{"\u4e2d"});
+  CHECK(matches("[\\s-]+", "a - b") == Texts{" - "});
+  CHECK(matches("[]a]+", "a]b") == Texts{"a]"});
+  CHECK(matches("\\pL", "pL") == Texts{"pL"});
+  CHECK(has(message([&] { matches("[a", "a"); }), "the pattern [a is malformed: ] is missing"));
+  CHECK(has(message([&] { matches("\\p{Klingon}", "a"); }), "has the unknown property Klingon"));
 }
 
 TEST_CASE("tokenizer: threads share a tokenizer") {

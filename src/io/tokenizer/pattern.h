@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "io/tokenizer/properties.h"
+
 namespace haliax {
 
 class Pattern {
@@ -39,8 +41,9 @@ class Pattern {
   Pattern() = default;
   void compile(const std::string& expression);
   std::string literal_;
-  std::shared_ptr<void> code_;         // null: a string
-  std::shared_ptr<void> code_of_all_;  // for characters that PCRE2 may lack
+  std::shared_ptr<void> code_;        // null: a string
+  std::shared_ptr<void> exact_code_;  // for strings with one of the characters `changed_`
+  CharacterFinder changed_;           // characters that PCRE2 may classify differently
 };
 
 }  // namespace haliax

@@ -11,6 +11,8 @@ namespace {
 
 constexpr const char* kPreTokenizers =
     "Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit";
+// The words of Whitespace. They include joiners, which \w of a Split does not match.
+constexpr const char* kWords = R"([\w\x{200c}\x{200d}]+|[^\w\s\x{200c}\x{200d}]+)";
 // The words of GPT-2 (Radford et al. 2019).
 constexpr const char* kWordsOfGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -242,7 +244,7 @@ std::unique_ptr<const PreTokenizer> pre_tokenizer_of(const TokenizerJson& spec, 
   }
   if (type == "WhitespaceSplit") return std::make_unique<SplitAt>(is_space, Behavior::removed);
   if (type == "Whitespace")
-    return std::make_unique<SplitBy>(Pattern::regex(R"(\w+|[^\w\s]+)"), Behavior::removed, true);
+    return std::make_unique<SplitBy>(Pattern::regex(kWords), Behavior::removed, true);
   if (type == "Sequence") return std::make_unique<PieceSequence>(spec.at("pretokenizers"), last);
   fail_unsupported("pre-tokenizer", spec, kPreTokenizers);
 }

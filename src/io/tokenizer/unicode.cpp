@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <iterator>
 #include <new>
+
+#include "io/tokenizer/properties.h"
 
 namespace haliax {
 namespace {
@@ -135,6 +136,12 @@ bool is_space(char32_t c) {
          c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 bool is_word(char32_t c) {
+  static const auto added = [] {
+    CharacterRanges out;
+    for (auto* name : {"l", "m", "nd", "nl", "pc"})
+      for (auto& r : difference_of(name).added) out.push_back(r);
+    return joined(out);
+  }();
   switch (category(c)) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LL:
@@ -151,19 +158,23 @@ bool is_word(char32_t c) {
     default:  // circled letters are alphabetic, and joiners are part of words
       return (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
              (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189) || c == 0x200c ||
-             c == 0x200d;
+             c == 0x200d || is_in(c, added);
   }
 }
 bool is_number(char32_t c) {
+  static const auto added = difference_of("n").added, digits = difference_of("digits").added;
   const auto k = category(c);
-  return k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO;
+  return k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_NL || k == UTF8PROC_CATEGORY_NO ||
+         is_in(c, added) || is_in(c, digits);
 }
 bool is_punctuation(char32_t c) {
   if (c < 0x80)
     return (c >= '!' && c <= '/') || (c >= ':' && c <= '@') || (c >= '[' && c <= '`') ||
            (c >= '{' && c <= '~');
+  static const auto difference = difference_of("punctuation");
   const auto k = category(c);
-  return k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO;
+  return is_in(c, difference.added) ||
+         (k >= UTF8PROC_CATEGORY_PC && k <= UTF8PROC_CATEGORY_PO && !is_in(c, difference.removed));
 }
 bool is_combining_mark(char32_t c) {
   const auto k = category(c);

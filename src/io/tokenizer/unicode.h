@@ -1,8 +1,5 @@
 // UTF-8, properties of characters, and Unicode normalization.
 #pragma once
-#include <algorithm>
-#include <cstdint>
-#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -39,20 +36,10 @@ inline std::size_t start_of_previous(std::string_view text, std::size_t end) {
 }
 void append_character(std::string& to, char32_t c);
 
-bool is_space(char32_t c);        // White_Space
-bool is_word(char32_t c);         // a letter, mark, decimal digit or connector, as \w
-bool is_number(char32_t c);       // any category N
-bool is_punctuation(char32_t c);  // ASCII punctuation, or any category P
-// Characters from first to last.
-struct CharacterRange {
-  char32_t first, last;
-};
-// Returns true if c is in one of the ranges, which are in ascending order.
-template <std::size_t N> bool is_in(char32_t c, const CharacterRange (&ranges)[N]) {
-  const auto* at = std::lower_bound(std::begin(ranges), std::end(ranges), c,
-                                    [](auto& r, char32_t value) { return r.last < value; });
-  return at != std::end(ranges) && c >= at->first;
-}
+bool is_space(char32_t c);           // White_Space
+bool is_word(char32_t c);            // a letter, mark, decimal digit or connector, as \w
+bool is_number(char32_t c);          // any category N
+bool is_punctuation(char32_t c);     // ASCII punctuation, or any category P
 bool is_combining_mark(char32_t c);  // categories Mn, Mc and Me of Unicode 8
 
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
