@@ -11,6 +11,7 @@
 
 #include "base/name.h"
 #include "base/thread_pool.h"
+#include "graph/fail.h"
 #include "graph/node.h"
 #include "io/read_region.h"
 #include "io/sharded_arrays.h"
@@ -42,6 +43,7 @@ class Matching {
       if (t.name.starts_with(start)) unused_.insert(t.name);
   }
   std::vector<TensorsOfEntry> match(const std::vector<StateEntry>& entries) {
+    check_count(entries);
     compare_layers(entries);
     std::vector<TensorsOfEntry> out;
     for (auto& e : entries) out.push_back(tensors_for(e));
@@ -58,6 +60,17 @@ class Matching {
   }
 
  private:
+  // Raises if the names of the tensors would be too many to list.
+  void check_count(const std::vector<StateEntry>& entries) const {
+    constexpr double most = 1e6;  // missing tensors
+    for (auto& e : entries) {
+      double expected = 1;
+      for (auto axis : e.split) expected *= double(e.array->axes()[axis].size);
+      if (expected > most + double(source_.tensors().size()))
+        fail(op_, "{} in the model is {:.0f} tensors, but the file has {} in total", e.path,
+             expected, source_.tensors().size());
+    }
+  }
   TensorsOfEntry tensors_for(const StateEntry& e) {
     TensorsOfEntry out;
     for (auto& [path, index] : tensors_of(e)) {

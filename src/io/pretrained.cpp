@@ -110,6 +110,9 @@ class PretrainedFiles final : public TensorSource {
     auto header = read_safetensors_header(kLoadFolder, path.string(), *file);
     for (auto& t : header.tensors) {
       const auto listed = index.find(t.name);
+      if (!index.empty() && listed == index.end())
+        fail(kLoadFolder, "{} has the tensor {}, which {} does not list: is it of another model?",
+             path.string(), printable(t.name), kIndex);
       if (listed != index.end() && listed->second != path.filename()) continue;
       t.file = files_.size();
       tensors_.push_back(std::move(t));

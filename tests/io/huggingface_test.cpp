@@ -184,6 +184,11 @@ TEST_CASE("pretrained: missing, truncated and exchanged files raise, and nothing
   std::filesystem::remove(files[1]);
   std::filesystem::copy_file(files[0], files[1]);
   CHECK(has(error(), files[1] + " lacks the tensor"));
+  auto other = read_safetensors(moved);
+  other.tensors.push_back({"adapter.weight", DType::boolean, {1}, {std::byte{1}}});
+  write_safetensors(files[1], other);
+  CHECK(has(error(), files[1] + " has the tensor adapter.weight, which "
+                                "model.safetensors.index.json does not list"));
   std::filesystem::remove(files[1]);
   std::filesystem::rename(moved, files[1]);
   CHECK(has(error(), "no error"));
@@ -199,6 +204,16 @@ TEST_CASE("pretrained: missing, truncated and exchanged files raise, and nothing
   CHECK(has(error(), "is corrupt: a file of its weight_map is not in the folder"));
   std::ofstream(folder / "model.safetensors.index.json") << R"({"weights": 1})";
   CHECK(has(error(), "is corrupt: it has no weight_map"));
+}
+
+TEST_CASE("pretrained: a number of layers far from that of the file raises at once") {
+  Folder folder;
+  save_pretrained(folder.path, Model::init(0), config());
+  const Axis Many("layers", std::int64_t(1) << 40);
+  const auto like =
+      nn::Stacked<Block>::init(Many, Block::init, random::split(random::key(0), Many));
+  CHECK(has(message([&] { load_pretrained(folder.path, like, {.prefix = "transformer.h"}); }),
+            "is 1099511627776 tensors, but the file has 14 in total"));
 }
 
 TEST_CASE("pretrained: a folder that cannot be written raises, and stays unchanged") {
