@@ -143,13 +143,23 @@ class PretrainedExamples(unittest.TestCase):
                 self.assertEqual((out / "adapter/adapter_model.safetensors").exists(),
                                  "--lora" in options)
 
+    def test_finetune_keeps_the_files_of_the_tokenizer_and_of_generation(self):
+        text, out = self.folder.parent / "text.txt", self.folder.parent / "out"
+        text.write_text("Arrays have names.\n" * 100)
+        config = '{"eos_token_id": [1, 2]}'
+        (self.folder / "generation_config.json").write_text(config)
+        self.run_program(FINETUNE, self.folder, text, "--steps", 1, "--length", 32, "--out", out)
+        self.assertEqual((out / "generation_config.json").read_text(), config)
+        self.assertEqual((out / "tokenizer.json").read_text(),
+                         (self.folder / "tokenizer.json").read_text())
+
     def test_finetune_raises_before_the_first_step(self):
         text = self.folder.parent / "text.txt"
         text.write_text("Arrays have names.\n" * 100)
         for options, part in ((["--length", POSITIONS + 1], f"the model has {POSITIONS} positions"),
                               (["--length", 32, "--lora", 2, "--modules", "c_attn,q_prj"],
                                "q_prj selects no"),
-                              (["--out", text / "out"], "cannot create")):
+                              (["--length", 32, "--out", text / "out"], "cannot create")):
             with self.subTest(options):
                 done = self.run_program(FINETUNE, self.folder, text, *options, status=1)
                 self.assertIn(part, done.stderr)
@@ -169,15 +179,54 @@ class PretrainedExamples(unittest.TestCase):
             done = self.run_program(*command, status=1)
             self.assertIn(f"token {VOCAB} is not among the {VOCAB} tokens", done.stderr)
 
+    def refused(self, *parts):
+        """Checks that both programs print one sentence with all parts, and write nothing."""
+        text, out = self.folder.parent / "text.txt", self.folder.parent / "out"
+        text.write_text("Arrays have names.\n" * 100)
+        log = out.with_suffix(".jsonl")
+        for command in ([GENERATE, self.folder, "--prompt", "a"],
+                        [FINETUNE, self.folder, text, "--length", 32, "--out", out, "--log", log]):
+            done = self.run_program(*command, status=1)
+            self.assertEqual(done.stdout, "")
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+            for part in parts:
+                self.assertIn(part, done.stderr)
+            self.assertFalse(out.exists() or log.exists())
+
     def test_folders_that_lack_a_part_raise(self):
         self.run_program(FINETUNE, self.folder, "/nothing", status=1)
-        (self.folder / "config.json").write_text(json.dumps(CONFIG | {"architectures": ["T5"]}))
-        done = self.run_program(GENERATE, self.folder, "--prompt", "a", status=1)
-        for part in "T5", "GPT2LMHeadModel", "LlamaForCausalLM":
-            self.assertIn(part, done.stderr)
-        (self.folder / "config.json").unlink()
-        done = self.run_program(GENERATE, self.folder, "--prompt", "a", status=1)
-        self.assertIn("config.json", done.stderr)
+        config = self.folder / "config.json"
+        known = ["GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM",
+                 "Qwen3MoeForCausalLM"]
+        for change in {"architectures": ["T5"]}, {"architectures": [], "model_type": "T5"}:
+            config.write_text(json.dumps(CONFIG | change))
+            self.refused("architecture T5 is not supported", *known)
+        for change, part in (({"n_head": 3}, "3 attention heads"),
+                             ({"n_layer": -1}, "n_layer -1; it must be at least 1"),
+                             ({"n_layer": 2 ** 40}, "but the file has 16 in total")):
+            config.write_text(json.dumps(CONFIG | change))
+            self.refused(part)
+        config.unlink()
+        self.refused("has no config.json")
+        config.write_text(json.dumps(CONFIG))
+        weights = self.folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1])
+        self.refused("the file is truncated")
+        tokenizer = self.folder / "tokenizer.json"
+        tokenizer.write_text(json.dumps({"model": {"type": "Unigram", "vocab": []}}))
+        self.refused("the model Unigram is not supported")   # before weights are read
+        tokenizer.unlink()
+        self.refused("tokenizer.json does not exist")
+
+    def test_generate_stops_at_the_tokens_of_generation_config(self):
+        vocabulary = json.loads((self.folder / "tokenizer.json").read_text())["model"]["vocab"]
+        write_folder(self.folder, values_for(vocabulary["a"]))
+        self.assertEqual(self.generated(self.folder), "a" * 8 + "\n")
+        config = self.folder / "generation_config.json"
+        config.write_text(json.dumps({"eos_token_id": [vocabulary["b"], vocabulary["a"]]}))
+        self.assertEqual(self.generated(self.folder), "\n")
+        config.write_text(json.dumps({"eos_token_id": "a"}))
+        self.run_program(GENERATE, self.folder, "--prompt", "a", status=1)
 
 
 if __name__ == "__main__":

@@ -104,17 +104,17 @@ template <class Model> void save(const Options& o, const Model& model) {
   if (o.train.rank > 0)
     adapter = to_state_dict(filter(model, "lora"), {}, {.prefix = "base_model.model"});
   if (this_rank() != 0) return;
-  for (auto* name : {"tokenizer.json", "tokenizer_config.json"})
+  for (auto* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                     "chat_template.jinja", "generation_config.json"})
     if (std::filesystem::exists(o.folder + "/" + name))
       std::filesystem::copy_file(o.folder + "/" + name, o.out + "/" + name,
                                  std::filesystem::copy_options::overwrite_existing);
   if (o.train.rank > 0) write_adapter(o, adapter, config);
 }
 
-template <class Model> void run(Options o, Model model) {
+template <class Model> void run(Options o, Model model, const Tokenizer& tokenizer) {
   auto& t = o.train;
   models::check_length(model, t.length);
-  const auto tokenizer = Tokenizer::load(o.folder);
   const auto data = sequences_of(o, model, tokenizer);
   t.modules = modules_of(model, o.modules);
   if (t.rank > 0)
@@ -152,6 +152,7 @@ template <class Model> void run(Options o, Model model) {
     }
     return sum / double(data.validation());
   };
+  create_folder(o.out);
   Log log(o.log);
   examples::Progress progress(t.steps, 0, t.accumulate * t.batch * t.length);
   for (std::int64_t k = 0; k < t.steps; ++k) {
@@ -206,7 +207,6 @@ int main(int argc, char** argv) {
   if (auto status = line.parse(argc, argv)) return *status;
   try {
     examples::speak_alone();
-    create_folder(o.out);
     std::optional<use_mesh> mesh;
     std::optional<axis_mapping> mapping;
     if (!o.mesh.empty()) {
@@ -218,7 +218,10 @@ int main(int argc, char** argv) {
       mesh.emplace(*t.mesh);
       mapping.emplace(models::parameter_mapping(*t.mesh));
     }
-    models::with_pretrained(o.folder, DType::f32, [&](const auto& model) { run(o, model); });
+    models::config_of(o.folder);
+    const auto tokenizer = Tokenizer::load(o.folder);
+    models::with_pretrained(o.folder, DType::f32,
+                            [&](const auto& model) { run(o, model, tokenizer); });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

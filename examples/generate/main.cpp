@@ -1,6 +1,8 @@
 // generate: continues a text with a model of a folder of Hugging Face.
 #include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 
 #include "examples/command_line.h"
 #include "examples/mesh_option.h"
@@ -45,8 +47,12 @@ class TextPrinter {
   std::size_t printed_ = 0;
 };
 
-// Returns the tokens that end a text.
-std::vector<int> stops_of(const ModelConfig& config) {
+// Returns the tokens that end a text, as transformers selects them.
+std::vector<int> stops_of(const std::string& folder) {
+  auto config = load_config(folder);
+  const auto path = folder + "/generation_config.json";
+  if (std::ifstream in(path); in)
+    config = ModelConfig::parse(std::string(std::istreambuf_iterator<char>(in), {}), path);
   if (!config.has("eos_token_id")) return {};
   if (config.has_list("eos_token_id")) return config.get<std::vector<int>>("eos_token_id");
   return {config.get<int>("eos_token_id")};
@@ -54,11 +60,10 @@ std::vector<int> stops_of(const ModelConfig& config) {
 
 template <class Model>
 void run(const Options& o, const Model& model, const Tokenizer& tokenizer,
-         const std::optional<Mesh>& mesh) {
+         const std::vector<int>& stops, const std::optional<Mesh>& mesh) {
   auto ids = tokenizer.encode(o.prompt);
   if (ids.empty()) throw Error("[generate] the prompt has no tokens; pass text with --prompt");
   models::check_tokens(model, ids);
-  const auto stops = stops_of(load_config(o.folder));
   // One step: the tokens after the cached ones -> the next token, and the extended cache.
   JitOptions options{.donate = {2}};
   if (mesh) {
@@ -129,9 +134,11 @@ int main(int argc, char** argv) {
       devices.emplace(*mesh);
       mapping.emplace(models::parameter_mapping(*mesh));
     }
+    models::config_of(o.folder);
     const auto tokenizer = Tokenizer::load(o.folder);
+    const auto stops = stops_of(o.folder);
     models::with_pretrained(o.folder, dtype_of(o.dtype),
-                            [&](const auto& model) { run(o, model, tokenizer, mesh); });
+                            [&](const auto& model) { run(o, model, tokenizer, stops, mesh); });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

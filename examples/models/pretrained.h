@@ -17,6 +17,12 @@ inline void refuse(bool required, const ModelConfig& c, const std::string& what,
     throw Error("[" + c.get("model_type", std::string("model")) + "] " + c.source() + " has " +
                 what + "; " + supported);
 }
+// Returns a size of a configuration. Raises unless it is positive.
+inline std::int64_t size_of(const ModelConfig& c, const char* key) {
+  const auto size = c.get<std::int64_t>(key);
+  refuse(size < 1, c, std::string(key) + " " + std::to_string(size), "it must be at least 1");
+  return size;
+}
 // Raises unless `heads` is a positive multiple of `groups`.
 inline void check_heads(const ModelConfig& c, std::int64_t heads, std::int64_t groups) {
   refuse(
@@ -39,14 +45,15 @@ inline GPT2Config gpt2_config(const ModelConfig& c) {
          "scale_attn_by_inverse_layer_idx must be false");
   refuse(c.get("add_cross_attention", false), c, "cross attention",
          "add_cross_attention must be false");
+  if (c.has("n_inner")) size_of(c, "n_inner");
   const auto heads = c.get<std::int64_t>("n_head");
   check_heads(c, heads, heads);
-  check_features(c, heads, c.get<std::int64_t>("n_embd"));
+  check_features(c, heads, size_of(c, "n_embd"));
   return {
-      .vocab_size = c.get<std::int64_t>("vocab_size"),
-      .n_positions = c.get<std::int64_t>("n_positions"),
-      .n_embd = c.get<std::int64_t>("n_embd"),
-      .n_layer = c.get<std::int64_t>("n_layer"),
+      .vocab_size = size_of(c, "vocab_size"),
+      .n_positions = size_of(c, "n_positions"),
+      .n_embd = size_of(c, "n_embd"),
+      .n_layer = size_of(c, "n_layer"),
       .n_head = c.get<std::int64_t>("n_head"),
       .n_inner = c.get("n_inner", std::int64_t(0)),
       .activation_function = nn::activation(c.get("activation_function", std::string("gelu_new"))),
@@ -60,8 +67,7 @@ inline GPT2Config gpt2_config(const ModelConfig& c) {
       .reorder_and_upcast_attn = c.get("reorder_and_upcast_attn", false)};
 }
 inline LlamaConfig llama_config(const ModelConfig& c) {
-  const auto heads = c.get<std::int64_t>("num_attention_heads"),
-             embed = c.get<std::int64_t>("hidden_size"),
+  const auto heads = c.get<std::int64_t>("num_attention_heads"), embed = size_of(c, "hidden_size"),
              groups = c.get("num_key_value_heads", heads);
   check_heads(c, heads, groups);
   if (!c.has("head_dim")) check_features(c, heads, embed);
@@ -69,10 +75,11 @@ inline LlamaConfig llama_config(const ModelConfig& c) {
     refuse(c.get(key, false), c, "biases", std::string(key) + " must be false");
   const auto act = c.get("hidden_act", std::string("silu"));
   refuse(act != "silu" && act != "swish", c, "the activation " + act, "hidden_act must be silu");
-  LlamaConfig out{.vocab_size = c.get<std::int64_t>("vocab_size"),
+  if (c.has("head_dim")) size_of(c, "head_dim");
+  LlamaConfig out{.vocab_size = size_of(c, "vocab_size"),
                   .hidden_size = embed,
-                  .intermediate_size = c.get<std::int64_t>("intermediate_size"),
-                  .num_hidden_layers = c.get<std::int64_t>("num_hidden_layers"),
+                  .intermediate_size = size_of(c, "intermediate_size"),
+                  .num_hidden_layers = size_of(c, "num_hidden_layers"),
                   .num_attention_heads = heads,
                   .num_key_value_heads = groups,
                   .head_dim = c.get("head_dim", embed / heads),
@@ -115,7 +122,7 @@ inline MixtralConfig qwen3_moe_config(const ModelConfig& c) {
   refuse(c.get("use_sliding_window", false), c, "a sliding window",
          "use_sliding_window must be false");
   auto sizes = llama_config(c);
-  sizes.intermediate_size = c.get<std::int64_t>("moe_intermediate_size");
+  sizes.intermediate_size = size_of(c, "moe_intermediate_size");
   sizes.qk_norm = true;
   return {sizes, c.get_any<std::int64_t>({"num_experts", "num_local_experts"}),
           c.get<std::int64_t>("num_experts_per_tok"), c.get("norm_topk_prob", false)};
@@ -128,11 +135,17 @@ Model pretrained(const std::string& folder, Model like, DType dtype,
   auto cast = [&](const NamedArray& a) { return is_float(a.dtype()) ? a.astype(dtype) : a; };
   return load_pretrained(folder, tree_map(cast, like), {.base_prefix = base_prefix});
 }
+// Returns the configuration of a folder. Raises if there is no model of its architecture here.
+inline ModelConfig config_of(const std::string& folder) {
+  auto config = load_config(folder);
+  config.architecture(
+      {"GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"});
+  return config;
+}
 // Returns f(model), for the model in a folder.
 template <class F> auto with_pretrained(const std::string& folder, DType dtype, F f) {
-  const auto config = load_config(folder);
-  const auto architecture = config.architecture(
-      {"GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"});
+  const auto config = config_of(folder);
+  const auto architecture = config.architecture();
   // The initial weights are not computed: an array is computed when it is read.
   const auto key = random::key(0);
   auto decoder = [&](const auto& like) { return f(pretrained(folder, like, dtype, "")); };

@@ -55,6 +55,11 @@ TEST_CASE("configurations that a model does not support raise") {
   };
   contains(message("mixtral", "sliding_window", 4096, models::mixtral_config),
            "sliding_window must be null");
+  for (auto* key : {"vocab_size", "hidden_size", "num_hidden_layers", "head_dim"})
+    for (std::int64_t size : {0, -8})
+      contains(message("llama", key, size, models::llama_config), "it must be at least 1");
+  for (auto* key : {"n_positions", "n_embd", "n_layer", "n_inner"})
+    contains(message("gpt2", key, std::int64_t(-8), models::gpt2_config), "it must be at least 1");
   contains(qwen("decoder_sparse_step", 2), "has layers without experts");
   contains(qwen("mlp_only_layers", std::vector<int>{0}), "has layers without experts");
   contains(qwen("use_sliding_window", true), "[qwen3_moe]");
