@@ -2,7 +2,7 @@
 // enabled in all tests.
 #pragma once
 #include "compile/lower/layout.h"
-#include "compile/loops/loops.h"
+#include "compile/loops/early_exit.h"
 
 namespace haliax {
 

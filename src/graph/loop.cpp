@@ -100,6 +100,12 @@ LoopInputs inputs_of(const Loop& l) {
   return out;
 }
 
+std::size_t add_result(Loop& l, const LoopResult& r) {
+  auto same = std::find(l.results.begin(), l.results.end(), r);
+  auto k = std::size_t(same - l.results.begin());
+  if (k == l.results.size()) l.results.push_back(r);
+  return k;
+}
 NodePtr make_loop(Loop l) {
   auto found = inputs_of(l);
   Nodes in = found.slices;

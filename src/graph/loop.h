@@ -65,6 +65,8 @@ struct Loop : Payload {
   std::string form, why;  // for reports: the form that was chosen, and the reason
   std::vector<const Node*> held() const override;
 };
+// Returns the index of this result in the loop. Adds the result unless the loop has an equal one.
+std::size_t add_result(Loop&, const LoopResult&);
 
 // Returns the node of a loop. Its operands are found in the bodies: the nodes that the bodies
 // slice, the nodes that they read in full, and the starts.

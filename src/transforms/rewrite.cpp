@@ -259,6 +259,9 @@ std::unordered_set<const Node*> dependents(const Nodes& roots,
   }
   return out;
 }
+bool depends_on(const NodePtr& n, const NodePtr& goal) {
+  return dependents({n}, {goal.get()}).count(n.get()) > 0;
+}
 
 Nodes strip_wraps(const Nodes& roots, bool keep_boundaries) {
   Rewrite to;

@@ -37,6 +37,7 @@ Nodes with_values_as_data(const Nodes& roots);
 // goals. A loop depends on the nodes in its bodies.
 std::unordered_set<const Node*> dependents(const Nodes& roots,
                                            const std::unordered_set<const Node*>& goals);
+bool depends_on(const NodePtr&, const NodePtr& goal);
 
 // Return true if one of the nodes is an operand of the node, or an index that the node varies with.
 bool reads(const Node&, const std::unordered_set<const Node*>& some);

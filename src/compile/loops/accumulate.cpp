@@ -1,10 +1,10 @@
-// Starts loop sums from the array that they are added to, which saves a second array of this size.
+// Starts loop sums, and scatters into zeros, from the array that they are added to, which saves a
+// second array of this size.
 #include "compile/loops/loops.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
-
 namespace {
 
 bool is_sum(const LoopResult& r) { return r.fold == Fold::fold && r.monoid == Monoid::sum; }
@@ -60,7 +60,6 @@ Nodes accumulate_sums(Nodes roots) {
   }
 }
 
-// array + scatter into zeros: scatters into the array itself, without a second array of its size.
 // An example is the gradient of a tied embedding table.
 Nodes accumulate_updates(Nodes roots) {
   auto live = all_nodes(roots);

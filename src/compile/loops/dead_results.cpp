@@ -1,27 +1,16 @@
-// Drops results of loops that are not read. Also helpers of all passes over loops.
+// Drops results of loops that are not read.
 #include <algorithm>
 #include <utility>
 
 #include "compile/loops/loops.h"
 
 namespace haliax {
-
-std::size_t add_result(Loop& l, const LoopResult& r) {
-  auto same = std::find(l.results.begin(), l.results.end(), r);
-  auto k = std::size_t(same - l.results.begin());
-  if (k == l.results.size()) l.results.push_back(r);
-  return k;
-}
-bool depends_on(const NodePtr& n, const NodePtr& goal) {
-  return dependents({n}, {goal.get()}).count(n.get()) > 0;
-}
-
 namespace {
 
 // Returns the live results: a result whose last value is read, and a carry that a live result reads
 // in the body.
-std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>& read,
-                         bool effects_only) {
+std::vector<bool> live_results(const NodePtr& loop, const std::unordered_set<NodePtr>& read,
+                               bool effects_only) {
   auto& results = loop_of(*loop).results;
   std::vector<bool> keep(results.size());
   auto reads = [](const LoopResult& r, const NodePtr& carry) {
@@ -51,7 +40,7 @@ Nodes drop_dead(Nodes roots, bool effects_only) {
       if (n->op != &kLoop) continue;
       Loop out = loop_of(*n);
       auto results = std::exchange(out.results, {});
-      auto keep = living(n, read, effects_only);
+      auto keep = live_results(n, read, effects_only);
       std::vector<std::pair<std::size_t, std::size_t>> moved;
       for (std::size_t k = 0; k < results.size(); ++k)
         if (keep[k]) moved.push_back({k, add_result(out, results[k])});

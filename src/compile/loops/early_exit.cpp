@@ -11,7 +11,7 @@
 #include "compile/analysis/masks.h"
 #include "compile/analysis/ranges.h"
 #include "compile/analysis/zero_masks.h"
-#include "compile/loops/loops.h"
+#include "compile/loops/early_exit.h"
 #include "ops/attr.h"
 #include "ops/collective.h"
 
@@ -90,7 +90,7 @@ template <class Related> void join(std::vector<PartDraft>& parts, const Related&
 // sliding windows or packed sequences, most masked keys precede the visible keys. If the order of
 // iterations is free, iterations with visible keys therefore run first. The other iterations follow
 // in a second loop (`deferred`), and most of them leave the carries unchanged and are skipped.
-void set_carry_flags(IterationPart& unsplit, const Loop& l, std::size_t body) {
+void set_carry_flags(IterationPart& single, const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
   std::vector<IterationResult> iteration_results;
   for (auto& r : l.results) {
@@ -98,43 +98,24 @@ void set_carry_flags(IterationPart& unsplit, const Loop& l, std::size_t body) {
     iteration_results.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
   }
   auto flags = iteration_flags(iteration_results, index);
-  unsplit.flag = flags.changes;
+  single.flag = flags.changes;
   if (!l.any_order || flags.changes == flags.may_be_true) return;
-  unsplit.flag = flags.may_be_true;
-  unsplit.deferred = analysis::both_flags(prim::logical_not(flags.may_be_true), flags.changes);
+  single.flag = flags.may_be_true;
+  single.deferred = analysis::both_flags(prim::logical_not(flags.may_be_true), flags.changes);
 }
 
-// Returns the parts of an iteration, each with its flag. There is only one part if the loop has
-// carries, or if an iteration must not be split.
-std::vector<IterationPart> parts_of_iteration(const Loop& l, std::size_t body, bool may_skip) {
-  IterationPart unsplit, split;
-  bool carries = false, known = true;
+// Returns the parts of an iteration without carries, each with its flag. terms: its values, with
+// sums split into terms. Returns `single` if the iteration must not be split.
+std::vector<IterationPart> parts_by_masks(const Node* index, IterationPart single,
+                                          const IterationPart& terms) {
   Nodes values;
-  for (std::size_t k = 0; k < l.results.size(); ++k) {
-    auto& r = l.results[k];
-    auto& value = r.value[body];
-    bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
-    for (auto& v : sums ? terms_of(value, false) : Nodes{value}) unsplit.values.push_back({k, v});
-    for (auto& v : sums ? terms_of(value, true) : Nodes{value}) {
-      split.values.push_back({k, v});
-      values.push_back(v);
-    }
-
-    carries |= r.fold == Fold::carry;
-    known &= sums || r.fold == Fold::stack;
-  }
-  if (!may_skip || !(known || carries)) return {unsplit};
-  auto* index = l.index[body].get();
-  if (carries) {
-    set_carry_flags(unsplit, l, body);
-    return {unsplit};
-  }
+  for (auto& [k, v] : terms.values) values.push_back(v);
   analysis::ZeroMasks masks(level_of(values, index));
   std::vector<PartDraft> parts;
-  for (auto& v : split.values) {
+  for (auto& v : terms.values) {
     PartDraft p{{v}, {}, masks.of(v.second)};
     for (auto& n : level_of({v.second}, index)) {
-      if (n->op == &kCollective) return {unsplit};  // other devices wait for the collective
+      if (n->op == &kCollective) return {single};  // other devices wait for the collective
       if (n->op->kind == Kind::contract) p.contractions.insert(n.get());
       p.largest = std::max(p.largest, n->size());
     }
@@ -144,19 +125,42 @@ std::vector<IterationPart> parts_of_iteration(const Loop& l, std::size_t body, b
   join(parts, [](auto& a, auto& b) { return a.shares_contraction(b); });
   // A flag is the maximum of a mask, which is too expensive unless the mask is much smaller than
   // the values of the part.
-  constexpr std::int64_t times_smaller = 8;
+  constexpr std::int64_t kMaskShare = 8;
   for (auto& p : parts)
-    if (!p.masks.empty() && times_smaller * analysis::smallest(p.masks)->size() > p.largest)
+    if (!p.masks.empty() && kMaskShare * analysis::smallest(p.masks)->size() > p.largest)
       p.masks.clear();
   join(parts, [](auto& a, auto& b) { return a.has_same_masks(b); });
+  if (parts.size() == 1) parts[0].values = std::move(single.values);
   std::vector<IterationPart> out;
-  if (parts.size() == 1) parts[0].values = unsplit.values;
   for (auto& p : parts) {
     auto flag =
         p.masks.empty() ? nullptr : prim::reduce(Monoid::max, analysis::smallest(p.masks), {});
     out.push_back({flag, std::move(p.values)});
   }
   return out;
+}
+// Returns the parts of an iteration, each with its flag. There is only one part if the loop has
+// carries, or if an iteration must not be split.
+std::vector<IterationPart> parts_of_iteration(const Loop& l, std::size_t body, bool may_skip) {
+  IterationPart single, terms;
+  bool carries = false;
+  bool skips_to_zero = true;  // a skipped iteration adds 0 or stacks zeros
+  for (std::size_t k = 0; k < l.results.size(); ++k) {
+    auto& r = l.results[k];
+    auto& value = r.value[body];
+    bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
+    for (auto& v : sums ? terms_of(value, false) : Nodes{value}) single.values.push_back({k, v});
+    for (auto& v : sums ? terms_of(value, true) : Nodes{value}) terms.values.push_back({k, v});
+    carries |= r.fold == Fold::carry;
+    skips_to_zero &= sums || r.fold == Fold::stack;
+  }
+  if (!may_skip) return {single};
+  if (carries) {
+    set_carry_flags(single, l, body);
+    return {single};
+  }
+  if (!skips_to_zero) return {single};
+  return parts_by_masks(l.index[body].get(), std::move(single), terms);
 }
 
 }  // namespace
@@ -192,10 +196,10 @@ IterationFlags iteration_flags(const std::vector<IterationResult>& results, cons
 }
 
 IterationPart unsplit_iteration(const Loop& l, std::size_t body) {
-  IterationPart unsplit;
+  IterationPart single;
   for (std::size_t k = 0; k < l.results.size(); ++k)
-    unsplit.values.push_back({k, l.results[k].value[body]});
-  return unsplit;
+    single.values.push_back({k, l.results[k].value[body]});
+  return single;
 }
 IterationParts split_iterations(const Nodes& roots, bool may_skip) {
   IterationParts out;

@@ -11,9 +11,8 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
-// Returns all nodes that depend on `a`, including `a`. A loop depends on the operands of its
-// bodies.
-Set computed_from(const Node* a, const Nodes& all) {
+// Returns `a` and all nodes that depend on it. Unlike `dependents`, also nodes in bodies of loops.
+Set dependents_of(const Node* a, const Nodes& all) {
   Set out{a};
   for (auto& n : all)  // inputs first
     if (reads(*n, out)) out.insert(n.get());
@@ -22,15 +21,15 @@ Set computed_from(const Node* a, const Nodes& all) {
 
 // Recomputes x tile by tile inside body b of loop `a`. This is possible if x is computed from
 // stacked results of `a` by ops that map along the loop axis. Returns null if x needs a final
-// result. Only nodes that depend on `a` are pulled in; otherwise the entire model would follow.
-struct PullIn {
+// result. Only nodes that depend on `a` are recomputed; otherwise the entire model would follow.
+struct RecomputeInBody {
   const NodePtr& a;
   std::size_t body;
-  const Set& after_a;
+  const Set& dependents_of_a;
   std::unordered_map<const Node*, NodePtr> memo = {};
   NodePtr operator()(const NodePtr& x) {
     auto& l = loop_of(*a);
-    if (!after_a.count(x.get())) return prim::slice_at(x, l.index[body], l.drop);
+    if (!dependents_of_a.count(x.get())) return prim::slice_at(x, l.index[body], l.drop);
     if (auto known = memo.find(x.get()); known != memo.end()) return known->second;
     return memo[x.get()] = recomputed(x, l);
   }
@@ -45,13 +44,13 @@ struct PullIn {
     if (!elementwise || l.drop) return nullptr;
     Nodes in;
     for (auto& i : x->in) {
-      auto pulled = (*this)(i);
-      if (!pulled) return nullptr;
-      in.push_back(pulled);
+      auto tile = (*this)(i);
+      if (!tile) return nullptr;
+      in.push_back(std::move(tile));
     }
     auto axes = x->axes;
-    for (auto& a : axes)
-      if (a.name == l.axis.name) a.size = prim::index_chunk(*l.index[body]);
+    for (auto& axis : axes)
+      if (axis.name == l.axis.name) axis.size = prim::index_chunk(*l.index[body]);
     return prim::rebuilt(*x, std::move(in), axes);
   }
 };
@@ -69,39 +68,40 @@ bool has_carry(const Loop& l) {
 
 // Returns the merged loop. Null if b needs a final result of a, or if the loops would share
 // nothing. a is older, so it cannot depend on b.
-NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
-               std::vector<std::size_t>& places, bool carried_only) {
+NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& dependents_of_a,
+               std::vector<std::size_t>& numbers_of_b, bool carried_only) {
   auto &la = loop_of(*a), &lb = loop_of(*b);
-  if (la.index != lb.index || la.drop != lb.drop) return nullptr;
+  if (la.drop != lb.drop) return nullptr;
   bool carried = has_carry(la) || has_carry(lb);
   if (carried_only && !carried) return nullptr;
   if (carried && (la.reverse != lb.reverse || !has_carries_of(la, lb) || !has_carries_of(lb, la)))
     return nullptr;
   auto ia = inputs_of(la), ib = inputs_of(lb);
+  auto depends_on_a = [&](const NodePtr& x) { return dependents_of_a.count(x.get()) > 0; };
   auto shares = [&](auto& x) {
-    return after_a.count(x.get()) || std::count(ia.slices.begin(), ia.slices.end(), x);
+    return depends_on_a(x) || std::count(ia.slices.begin(), ia.slices.end(), x);
   };
   if (!carried && std::none_of(ib.slices.begin(), ib.slices.end(), shares)) return nullptr;
-  auto waits = [&](const NodePtr& x) { return after_a.count(x.get()) > 0; };
-  if (std::any_of(ib.invariants.begin(), ib.invariants.end(), waits)) return nullptr;
-  if (std::any_of(lb.results.begin(), lb.results.end(), [&](auto& r) { return waits(r.start); }))
+  if (std::any_of(ib.invariants.begin(), ib.invariants.end(), depends_on_a)) return nullptr;
+  if (std::any_of(lb.results.begin(), lb.results.end(),
+                  [&](auto& r) { return depends_on_a(r.start); }))
     return nullptr;
   Rewrite to;
   for (auto& x : ib.slices) {
-    if (!after_a.count(x.get())) continue;
+    if (!depends_on_a(x)) continue;
     if (carried) return nullptr;
     for (std::size_t body = 0; body < la.index.size(); ++body) {
-      PullIn pull{a, body, after_a};
-      auto pulled = pull(x);
-      if (!pulled) return nullptr;
-      to[prim::slice_at(x, la.index[body], la.drop).get()] = pulled;
+      RecomputeInBody recompute{a, body, dependents_of_a};
+      auto tile = recompute(x);
+      if (!tile) return nullptr;
+      to[prim::slice_at(x, la.index[body], la.drop).get()] = tile;
     }
   }
   Loop out = la;
   for (auto& r : lb.results) {
     LoopResult moved = r;
     for (auto& v : moved.value) v = substitute(v, to);
-    places.push_back(add_result(out, moved));
+    numbers_of_b.push_back(add_result(out, moved));
   }
   out.of_scores |= lb.of_scores;
   out.any_order &= lb.any_order;
@@ -109,13 +109,12 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
     out.form = lb.form;
     out.why = lb.why;
   }
-
   return make_loop(std::move(out));
 }
 
 // Returns the indices of the bodies that contain each loop; 0 is the top. A carry is only valid in
 // its own body, so loops in different bodies are not merged.
-std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const Nodes& roots) {
+std::unordered_map<const Node*, std::vector<std::size_t>> bodies_of_loops(const Nodes& roots) {
   std::unordered_map<const Node*, std::vector<std::size_t>> out;
   std::vector<std::pair<Nodes, const Node*>> bodies{{roots, nullptr}};
   for (std::size_t i = 0; i < bodies.size(); ++i)
@@ -137,21 +136,21 @@ Nodes merge(Nodes roots, bool carried_only) {
     Nodes loops;
     std::copy_if(all.begin(), all.end(), std::back_inserter(loops),
                  [](auto& n) { return n->op == &kLoop; });
-    auto places = places_of_loops(roots);
+    auto bodies = bodies_of_loops(roots);
     Rewrite to;
     for (std::size_t i = 0; i < loops.size() && to.empty(); ++i) {
-      Set after;  // nodes that depend on `a`, including `a`; empty until computed
+      Set dependents_of_a;  // empty until computed
       for (std::size_t j = i + 1; j < loops.size() && to.empty(); ++j) {
         auto &a = loops[i], &b = loops[j];
-        if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;
-        if (after.empty()) after = computed_from(a.get(), all);
-        std::vector<std::size_t> moved;
-        auto m = merged(a, b, after, moved, carried_only);
+        if (loop_of(*a).index != loop_of(*b).index || bodies[a.get()] != bodies[b.get()]) continue;
+        if (dependents_of_a.empty()) dependents_of_a = dependents_of(a.get(), all);
+        std::vector<std::size_t> numbers_of_b;  // by result of b: its number in the merged loop
+        auto m = merged(a, b, dependents_of_a, numbers_of_b, carried_only);
         if (!m) continue;
         for (std::size_t k = 0; k < loop_of(*a).results.size(); ++k)
           to[loop_result(a, k).get()] = loop_result(m, k);
-        for (std::size_t k = 0; k < moved.size(); ++k)
-          to[loop_result(b, k).get()] = loop_result(m, moved[k]);
+        for (std::size_t k = 0; k < numbers_of_b.size(); ++k)
+          to[loop_result(b, k).get()] = loop_result(m, numbers_of_b[k]);
       }
     }
     if (to.empty()) return roots;

@@ -12,8 +12,8 @@
 namespace haliax {
 namespace {
 
-constexpr std::size_t most_parts = 8;
-constexpr std::int64_t least_trips = 4;  // fewer do not pay for the concatenation at the end
+constexpr std::size_t kMaxParts = 8;
+constexpr std::int64_t kMinTrips = 4;  // fewer do not pay for the concatenation at the end
 
 bool is_map(const Node& n) { return n.op->kind == Kind::map; }
 // Returns true for an op that concatenates its operands at fixed positions.
@@ -65,7 +65,7 @@ std::optional<Parts> parts_of(const NodePtr& value) {
           if (end < parts->size) parts->starts.insert(end);
     }
   }
-  const bool fits = parts && parts->starts.size() > 1 && parts->starts.size() <= most_parts;
+  const bool fits = parts && parts->starts.size() > 1 && parts->starts.size() <= kMaxParts;
   return fits ? parts : std::nullopt;
 }
 
@@ -107,7 +107,7 @@ struct SplitCarry {
 
 std::optional<SplitCarry> split(const Loop& l, std::size_t number) {
   const LoopResult& old = l.results[number];
-  if (old.fold != Fold::carry || l.index.size() != 1 || trips(l, 0) < least_trips) return {};
+  if (old.fold != Fold::carry || l.index.size() != 1 || trips(l, 0) < kMinTrips) return {};
   const auto parts = parts_of(old.value[0]);
   if (!parts) return {};
   const auto blocks = parts->blocks();

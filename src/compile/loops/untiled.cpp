@@ -4,7 +4,7 @@
 // mask(q0 + iota(64), k), becomes mask(iota(1024), k).
 #include <algorithm>
 
-#include "compile/loops/loops.h"
+#include "compile/loops/early_exit.h"
 #include "ops/attr.h"
 #include "ops/block.h"
 
@@ -17,28 +17,30 @@ class Untiled {
   NodePtr of(const NodePtr& n) {
     if (prim::is_number(n)) return prim::stripped(n);
     if (auto known = known_.find(n.get()); known != known_.end()) return known->second;
-    return known_[n.get()] = created(n);
+    return known_[n.get()] = rebuilt(n);
   }
 
  private:
-  struct Tiles {
+  struct TiledAxis {
     Axis axis;  // with its full size
     const Node* index;
   };
-  // Returns the tiles in which the node computes an axis; null if it has none.
-  const Tiles* tiles(const Node& n, Name axis) const {
-    auto t =
-        std::find_if(tiles_.begin(), tiles_.end(), [&](auto& t) { return t.axis.name == axis; });
-    return t != tiles_.end() && n.varies_with(t->index) ? &*t : nullptr;
+  // Returns the axis with its tiles, if the node computes it tile by tile. Null otherwise.
+  const TiledAxis* find_tiled(const Node& n, Name axis) const {
+    auto t = std::find_if(tiled_axes_.begin(), tiled_axes_.end(),
+                          [&](auto& t) { return t.axis.name == axis; });
+    return t != tiled_axes_.end() && n.varies_with(t->index) ? &*t : nullptr;
   }
-  bool changes(const Node& n) const {
-    return n.varies_with(index_) || std::any_of(tiles_.begin(), tiles_.end(),
+  bool varies(const Node& n) const {
+    return n.varies_with(index_) || std::any_of(tiled_axes_.begin(), tiled_axes_.end(),
                                                 [&](auto& t) { return n.varies_with(t.index); });
   }
-  NodePtr created(const NodePtr& n) {
-    if (!changes(*n) || n.get() == index_) return n;
+  NodePtr rebuilt(const NodePtr& n) {
+    if (!varies(*n) || n.get() == index_) return n;
     if (is_loop_result(*n)) return of_loop(*n);
     if (auto part = slice_of(*n)) return of_slice(*n, *part);
+    // A barrier on the index makes a value vary with the index, so that the body computes it. A
+    // barrier on the index of tiles ends with the tiles.
     if (n->op == &prim::kBarrier) {
       auto x = of(n->in[0]);
       return x && n->in[1].get() == index_ ? prim::barrier(x, n->in[1]) : x;
@@ -51,7 +53,7 @@ class Untiled {
     Nodes in;
     auto axes = n->axes;
     for (auto& a : axes)
-      if (auto* of_axis = tiles(*n, a.name)) a = of_axis->axis;
+      if (auto* tiled = find_tiled(*n, a.name)) a = tiled->axis;
     for (auto& operand : n->in) {
       auto x = of(operand);
       if (!x || !fits(*x, axes) || (!in.empty() && !fits(*x, in[0]->axes))) return nullptr;
@@ -65,9 +67,9 @@ class Untiled {
     if (!prim::combines(n, Monoid::sum)) return nullptr;
     for (std::size_t k : {0u, 1u}) {
       auto &x = n.in[k], &start = n.in[1 - k];
-      auto* of_axis = x->op == &prim::kIota ? tiles(n, x->axes[0].name) : nullptr;
-      if (of_axis && counts_by(*start, of_axis->index))
-        return prim::add(prim::iota(of_axis->axis, x->dtype), at_first(start, of_axis->index));
+      auto* tiled = x->op == &prim::kIota ? find_tiled(n, x->axes[0].name) : nullptr;
+      if (tiled && counts_by(*start, tiled->index))
+        return prim::add(prim::iota(tiled->axis, x->dtype), at_first(start, tiled->index));
     }
     return nullptr;
   }
@@ -85,9 +87,9 @@ class Untiled {
   }
   // A tile of an axis becomes the full axis; other slices stay.
   NodePtr of_slice(const Node& n, const SliceAttr& part) {
-    auto* of_axis = tiles(n, part.axis);
-    if (of_axis && is_slice_at(n, of_axis->index)) return part.drop ? nullptr : of(n.in[0]);
-    const bool stays = !of_axis && (n.in.size() == 1 || is_slice_at(n, index_));
+    auto* tiled = find_tiled(n, part.axis);
+    if (tiled && is_slice_at(n, tiled->index)) return part.drop ? nullptr : of(n.in[0]);
+    const bool stays = !tiled && (n.in.size() == 1 || is_slice_at(n, index_));
     auto x = stays ? of(n.in[0]) : nullptr;
     return x ? sliced(x, part, n.in.size() > 1 ? n.in[1] : nullptr) : nullptr;
   }
@@ -106,9 +108,9 @@ class Untiled {
     auto& r = result_of(result);
     if (origin_of(l) != LoopOrigin::region || l.drop || r.carry || r.start) return nullptr;
     auto* index = l.index[0].get();
-    for (auto& t : tiles_)
+    for (auto& t : tiled_axes_)
       if (t.axis.name == l.axis.name && (t.index != index || t.axis != l.axis)) return nullptr;
-    tiles_.push_back({l.axis, index});
+    tiled_axes_.push_back({l.axis, index});
     return of(r.value[0]);
   }
   static bool fits(const Node& x, const Axes& axes) {
@@ -118,7 +120,7 @@ class Untiled {
     });
   }
   const Node* index_;
-  std::vector<Tiles> tiles_;
+  std::vector<TiledAxis> tiled_axes_;
   std::unordered_map<const Node*, NodePtr> known_;
 };
 

@@ -15,7 +15,7 @@
 //         enclosing scope wrote. Results and stacks are written directly to their final location.
 //         The Program contains no axes, names or ops.
 #pragma once
-#include "compile/loops/loops.h"
+#include "compile/loops/early_exit.h"
 #include "compile/lower/layout.h"
 #include "program/program.h"
 

@@ -5,7 +5,7 @@
 //         values that steps read have a place.
 #pragma once
 #include "compile/analysis/modules.h"
-#include "compile/loops/loops.h"
+#include "compile/loops/early_exit.h"
 #include "compile/lower/fuse.h"
 #include "compile/lower/layout.h"
 #include "compile/lower/lower.h"

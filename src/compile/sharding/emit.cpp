@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "compile/loops/loops.h"
+#include "compile/loops/early_exit.h"
 #include "compile/sharding/passes.h"
 #include "compile/sharding/rules.h"
 #include "ops/attr.h"
