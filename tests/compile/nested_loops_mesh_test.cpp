@@ -161,7 +161,7 @@ TEST_CASE("verify finds a plan's faults: loops in shared iterations") {
   auto carries =
       map([](const NamedArray& v) { return twice([](const NamedArray& t) { return tanh(t); }, v); },
           AxisSelector("a"))(NamedArray(x));
-  auto text = with(carries, Carry{}, [&](Version& v, Plan&) { v.at = sharded("c", {0}); });
+  auto text = with(carries, Carry{}, [&](Version& v, Plan&) { v.sharding = sharded("c", {0}); });
   CHECK(text.find("mesh axis data is used twice") != std::string::npos);
   auto sums = fold([](const NamedArray& s, const NamedArray& v) { return s + tanh(v); }, A)(
       zeros(C), NamedArray(x));

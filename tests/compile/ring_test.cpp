@@ -76,7 +76,7 @@ program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& r
   Compilation compilation{roots, {}, {.mesh = &mesh, .out = out, .partition = {.ring = ring}}};
   for (auto& i : inputs) {
     compilation.inputs.push_back(i.global);
-    compilation.options.in.push_back(i.at);
+    compilation.options.in.push_back(i.sharding);
   }
 
   run(compilation, Stage::graph, Stage::sharding);

@@ -18,9 +18,12 @@ std::string on_device(const NodePtr& x, const Sharding& has, const Sharding& is,
   GlobalGraph global({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  const Version v{
-      .kind = Reshard{reshard}, .node = global.find(x.get()), .at = is, .in = {0}, .live = true};
-  p.versions = {{.kind = Given{}, .node = v.node, .at = has, .live = true}, v};
+  const Version v{.kind = Reshard{reshard},
+                  .node = global.find(x.get()),
+                  .sharding = is,
+                  .in = {0},
+                  .live = true};
+  p.versions = {{.kind = Given{}, .node = v.node, .sharding = has, .live = true}, v};
   p.roots = {1};
   return message_of([&] { verify_device(p, global, 1, {mine, made}, "a pass"); });
 }
@@ -94,8 +97,11 @@ TEST_CASE("verify finds an op that differs from the plan") {
   Plan p;
   p.bodies.emplace_back();
   auto version = [&](const NodePtr& of, Version::Kind kind, std::vector<int> in) {
-    p.versions.push_back(
-        {.kind = kind, .node = global.find(of.get()), .at = {}, .in = std::move(in), .live = true});
+    p.versions.push_back({.kind = kind,
+                          .node = global.find(of.get()),
+                          .sharding = {},
+                          .in = std::move(in),
+                          .live = true});
   };
   version(x, Given{}, {});
   version(y, Given{}, {});
@@ -124,10 +130,20 @@ TEST_CASE("verify finds a merged collective of values that depend on each other"
     p.bodies.emplace_back();
     auto n = global.find(x.get());
     p.versions = {
-        {.kind = Given{}, .node = n, .at = pending, .live = true},
-        {.kind = Reshard{first}, .node = n, .at = once, .in = {0}, .live = true, .bucket = bucket},
-        {.kind = Reshard{second}, .node = n, .at = {}, .in = {1}, .live = true, .bucket = 1},
-        {.kind = Reshard{first}, .node = n, .at = once, .in = {0}, .live = true, .bucket = other}};
+        {.kind = Given{}, .node = n, .sharding = pending, .live = true},
+        {.kind = Reshard{first},
+         .node = n,
+         .sharding = once,
+         .in = {0},
+         .live = true,
+         .bucket = bucket},
+        {.kind = Reshard{second}, .node = n, .sharding = {}, .in = {1}, .live = true, .bucket = 1},
+        {.kind = Reshard{first},
+         .node = n,
+         .sharding = once,
+         .in = {0},
+         .live = true,
+         .bucket = other}};
     p.bodies[0].versions = std::move(order);
     p.roots = {2, 3};
     return message_of([&] { verify(p, global, "a pass"); });

@@ -37,10 +37,12 @@ std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands,
   GlobalGraph global({n}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  Version of{.kind = Compute{}, .node = global.find(n.get()), .at = made, .live = true};
+  Version of{.kind = Compute{}, .node = global.find(n.get()), .sharding = made, .live = true};
   for (std::size_t k = 0; k < n->in.size(); ++k) {
-    p.versions.push_back(
-        {.kind = Given{}, .node = global.find(n->in[k].get()), .at = operands[k], .live = true});
+    p.versions.push_back({.kind = Given{},
+                          .node = global.find(n->in[k].get()),
+                          .sharding = operands[k],
+                          .live = true});
     of.in.push_back(int(k));
   }
   p.versions.push_back(of);
@@ -67,8 +69,9 @@ std::string in_reshard(const Sharding& from, const ReshardStep& reshard, const S
   GlobalGraph global({x}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  p.versions = {{.kind = Given{}, .node = 0, .at = from, .live = true},
-                {.kind = Reshard{reshard}, .node = 0, .at = arrives, .in = {0}, .live = true}};
+  p.versions = {
+      {.kind = Given{}, .node = 0, .sharding = from, .live = true},
+      {.kind = Reshard{reshard}, .node = 0, .sharding = arrives, .in = {0}, .live = true}};
   p.roots = {1};
   return message_of([&] { verify(p, global, "a pass"); });
 }
@@ -80,22 +83,22 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
   auto result =
       loop_of_one({Fold::carry, Monoid::sum, {prim::neg(carry)}, row, carry}, loop_index());
   GlobalGraph global({result}, {{}}, mesh);
-  auto id = [&](const NodePtr& n) { return global.id(n); };
+  auto id = [&](const NodePtr& n) { return global.add(n); };
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
   p.loops = {{.node = id(result->in[0]),
               .bodies = {1},
               .inside = {inside},
-              .at = {at},
+              .after_loop = {at},
               .value = {{2}},
               .carry = {{1}},
               .start = {0}}};
-  p.versions = {{.kind = Given{}, .node = id(row), .at = start, .live = true},
-                {.kind = Carry{0}, .node = id(carry), .body = 1, .at = left, .live = true},
+  p.versions = {{.kind = Given{}, .node = id(row), .sharding = start, .live = true},
+                {.kind = Carry{0}, .node = id(carry), .body = 1, .sharding = left, .live = true},
                 {.kind = Compute{},
                  .node = id(prim::neg(carry)),
                  .body = 1,
-                 .at = left,
+                 .sharding = left,
                  .in = {1},
                  .live = true},
                 {.kind = RunLoop{0}, .node = id(result->in[0]), .in = {0}, .live = true}};
@@ -110,7 +113,7 @@ std::string in_round(const Sharding& array_at, const Sharding& block_at, bool se
   auto block = prim::slice(x, "a", 0, 2, 1, false, index), value = prim::neg(block);
   auto result = loop_of_one({Fold::fold, Monoid::sum, {value}}, index);
   GlobalGraph global({result}, {{}}, mesh);
-  auto id = [&](const NodePtr& n) { return global.id(n); };
+  auto id = [&](const NodePtr& n) { return global.add(n); };
   auto b = sharded("b", {0});
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
@@ -118,22 +121,22 @@ std::string in_round(const Sharding& array_at, const Sharding& block_at, bool se
               .bodies = {1},
               .ring_axes = {0},
               .inside = {{}},
-              .at = {{}},
+              .after_loop = {{}},
               .value = {{sent ? 4 : 2}},
               .carry = {{}},
               .start = {-1}}};
-  p.versions = {{.kind = Given{}, .node = id(x), .at = array_at, .live = true},
+  p.versions = {{.kind = Given{}, .node = id(x), .sharding = array_at, .live = true},
                 {.kind = RingReceive{{ReshardStep::Kind::slice, {}, {0}, "a", 1}},
                  .node = id(block),
                  .body = 1,
-                 .at = block_at,
+                 .sharding = block_at,
                  .in = {0},
                  .live = true},
                 {.kind = Compute{}, .node = id(value), .body = 1, .in = {1}, .live = true},
                 {.kind = Reshard{{ReshardStep::Kind::slice, b, {}, {}}},
                  .node = id(value),
                  .body = 1,
-                 .at = b,
+                 .sharding = b,
                  .in = {2},
                  .live = sent},
                 {.kind = Reshard{{ReshardStep::Kind::all_gather, {}, {0}, "b", 1}},
@@ -243,12 +246,12 @@ TEST_CASE("verify finds a plan's faults: positions that move, and values compute
                 "it reaches outside of (a=4, b=3)"));
   CHECK(reports(moved([](Version& v) { v.as<Shift>().boxes[0].size = 2; }),
                 "2 positions are copied"));
-  CHECK(reports(moved([](Version& v) { v.as<Shift>().boxes[0].at = {}; }),
+  CHECK(reports(moved([](Version& v) { v.as<Shift>().boxes[0].sharding = {}; }),
                 "it is {a: 0}, but its operand is {a: 0}"));
-  CHECK(reports(moved([](Version& v) { v.at.add_partial(1, Monoid::sum); }),
+  CHECK(reports(moved([](Version& v) { v.sharding.add_partial(1, Monoid::sum); }),
                 "it is {a: 0, partial: 1}, but its operand is {a: 0}"));
   CHECK(reports(moved([](Version& v) {
-                  v.at.set("b", {1});
+                  v.sharding.set("b", {1});
                   v.as<Shift>().step.bytes = 0;
                 }),
                 "axis b has another sharding"));
@@ -260,7 +263,7 @@ TEST_CASE("verify finds a plan's faults: positions that move, and values compute
   CHECK(reports(flat([](Version& v) { v.as<Regroup>().boxes[0].source_layout.mesh_axes[0] = {1}; }),
                 "part a has another sharding"));
   auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Generate{},
-                      [](Version& v, Plan&) { v.at.add_partial(1, Monoid::sum); });
+                      [](Version& v, Plan&) { v.sharding.add_partial(1, Monoid::sum); });
   CHECK(reports(made, "it is not computed from scalars and positions alone"));
 }
 
@@ -276,7 +279,8 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
     of.node = global.find(n.get());
     of.in = {0};
     of.live = true;
-    p.versions = {{.kind = Given{}, .node = global.find(x.get()), .at = has, .live = true}, of};
+    p.versions = {{.kind = Given{}, .node = global.find(x.get()), .sharding = has, .live = true},
+                  of};
     p.roots = {1};
     return message_of([&] { verify_device(p, global, 1, {mine, made}, "a pass"); });
   };
@@ -284,7 +288,7 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
     return reports(text, "") || text.find(part) != text.npos;
   };
   const Sharding a = sharded("a", {1});
-  const Version sliced{.kind = Reshard{{ReshardStep::Kind::slice, a, {}, {}}}, .at = a};
+  const Version sliced{.kind = Reshard{{ReshardStep::Kind::slice, a, {}, {}}}, .sharding = a};
   auto block = [&](std::int64_t from, std::int64_t size) {
     return prim::slice(x, "a", from, size);
   };
@@ -300,7 +304,7 @@ TEST_CASE("verify finds a slice of one device that differs from the plan") {
               "position 0 of a is position 3 of its operand, expected 2"));
   // rotated by one
   auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);
-  Version round{.kind = Shift{}, .at = {}};
+  Version round{.kind = Shift{}, .sharding = {}};
   auto& shift = round.as<Shift>();
   shift.step.axis = "a";
   shift.boxes = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3},
@@ -326,10 +330,15 @@ TEST_CASE("verify finds a part of an axis on one device that differs from its bl
     GlobalGraph global({n}, {{}}, mesh);
     Plan p;
     p.bodies.emplace_back();
-    Version v{.kind = Regroup{}, .node = global.find(n.get()), .at = is, .in = {0}, .live = true};
-    v.as<Regroup>().boxes = {
-        {.axes = {Flat}, .at = has, .axis = "p", .source_layout = given, .result_layout = taken}};
-    p.versions = {{.kind = Given{}, .node = global.find(x.get()), .at = has, .live = true}, v};
+    Version v{
+        .kind = Regroup{}, .node = global.find(n.get()), .sharding = is, .in = {0}, .live = true};
+    v.as<Regroup>().boxes = {{.axes = {Flat},
+                              .sharding = has,
+                              .axis = "p",
+                              .source_layout = given,
+                              .result_layout = taken}};
+    p.versions = {{.kind = Given{}, .node = global.find(x.get()), .sharding = has, .live = true},
+                  v};
     p.roots = {1};
     return message_of([&] { verify_device(p, global, device, {mine, made}, "a pass"); });
   };
@@ -373,16 +382,16 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
                     loop_index());
     return damaged(n, x, a, a, kind, damage);
   };
-  CHECK(reports(stack(RunLoop{}, [](Version& v, Plan& p) { p.loop(v.loop()).at[0] = {}; }),
+  CHECK(reports(stack(RunLoop{}, [](Version& v, Plan& p) { p.loop(v.loop()).after_loop[0] = {}; }),
                 "a result is {}, but its iterations produce {a: 0}"));
   CHECK(reports(stack(RunLoop{}, [](Version& v, Plan& p) { p.loop(v.loop()).shared_by = {}; }),
                 "axis a of operand 0 is data, expected unsharded"));
-  CHECK(reports(stack(ResultOfLoop{}, [](Version& v, Plan&) { v.at = {}; }),
+  CHECK(reports(stack(ResultOfLoop{}, [](Version& v, Plan&) { v.sharding = {}; }),
                 "its loop result has another sharding"));
   CHECK(
       reports(stack(Compute{}, [](Version& v, Plan&) { v.as<Compute>().local_iterations = false; }),
               "axis a of operand 0 is data, expected unsharded"));
-  CHECK(reports(stack(Compute{}, [](Version& v, Plan&) { v.at.set("b", {0}); }),
+  CHECK(reports(stack(Compute{}, [](Version& v, Plan&) { v.sharding.set("b", {0}); }),
                 "mesh axis data is used twice"));
   CHECK(reports(stack(Compute{}, [](Version& v, Plan&) { v.body = 0; }),
                 "an operand is computed in another loop body"));
@@ -396,15 +405,15 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
   GlobalGraph global({loop}, {{}}, mesh);
   Plan p;
   p.bodies = {{}, {.parent = 0, .loop = 0}};
-  p.loops = {{.node = global.id(loop),
+  p.loops = {{.node = global.add(loop),
               .bodies = {1},
               .inside = {a},
-              .at = {a},
+              .after_loop = {a},
               .value = {{0}},
               .carry = {{}},
               .start = {-1}}};
-  p.versions = {{.kind = Given{}, .node = global.id(chunk), .at = a, .live = true},
-                {.kind = RunLoop{0}, .node = global.id(loop), .in = {0}, .live = true}};
+  p.versions = {{.kind = Given{}, .node = global.add(chunk), .sharding = a, .live = true},
+                {.kind = RunLoop{0}, .node = global.add(loop), .in = {0}, .live = true}};
   CHECK(reports(message_of([&] { verify(p, global, "a pass"); }),
                 "it stacks values that are sharded along a=4"));
 }
@@ -458,12 +467,12 @@ TEST_CASE("verify finds a plan's faults: one collective for arrays that differ")
     GlobalGraph global({x, y}, {{}, {}}, mesh);
     Plan p;
     p.bodies.emplace_back();
-    for (auto& [n, sent] : {std::pair(global.id(x), first), std::pair(global.id(y), second)}) {
+    for (auto& [n, sent] : {std::pair(global.add(x), first), std::pair(global.add(y), second)}) {
       int given = int(p.versions.size());
-      p.versions.push_back({.kind = Given{}, .node = n, .at = sent.from, .live = true});
+      p.versions.push_back({.kind = Given{}, .node = n, .sharding = sent.from, .live = true});
       p.versions.push_back({.kind = Reshard{sent.reshard_step},
                             .node = n,
-                            .at = sent.arrives,
+                            .sharding = sent.arrives,
                             .in = {given},
                             .live = true,
                             .bucket = bucket});
@@ -491,7 +500,7 @@ TEST_CASE("verify finds results without the required sharding") {
   auto of = [&](const Sharding& made, const std::vector<Sharding>& wanted) {
     Plan p;
     p.bodies.emplace_back();
-    p.versions = {{.kind = Given{}, .node = global.find(n.get()), .at = made, .live = true}};
+    p.versions = {{.kind = Given{}, .node = global.find(n.get()), .sharding = made, .live = true}};
     p.roots = {0};
     return message_of([&] { verify(p, global, "a pass", &wanted); });
   };

@@ -15,8 +15,8 @@ namespace {
 // that its bodies read.
 std::vector<std::vector<int>> reads_of(const Plan& plan) {
   std::vector<std::vector<int>> out(plan.versions.size());
-  for (auto r = plan.bodies.size(); r-- > 0;)  // inner bodies follow outer ones
-    for (int k : plan.bodies[r].versions) {
+  for (auto outer = plan.bodies.size(); outer-- > 0;)  // inner bodies follow outer ones
+    for (int k : plan.bodies[outer].versions) {
       auto& v = plan.version(k);
       auto& mine = out[std::size_t(k)] = v.in;
       for (int body : plan.bodies_of(v))
@@ -63,21 +63,21 @@ struct Bucketing {
   std::map<std::string, OpenBucket> gathers = {};  // by devices; bytes of the small ones
 
   void run() {
-    for (auto r = plan.bodies.size(); r-- > 0;) {
-      for (int k : plan.bodies[r].versions) {
+    for (auto outer = plan.bodies.size(); outer-- > 0;) {
+      for (int k : plan.bodies[outer].versions) {
         collectives[std::size_t(k)] = plan.version(k).communicates();
         for (int body : plan.bodies_of(plan.version(k)))
           for (int s : plan.body(body).versions)
             collectives[std::size_t(k)] |= collectives[std::size_t(s)] && plan.version(s).live;
       }
-      in_body(int(r));
+      in_body(int(outer));
     }
   }
-  void in_body(int r) {
+  void in_body(int body) {
     std::vector<int> versions;
-    for (int k : plan.body(r).versions)
+    for (int k : plan.body(body).versions)
       if (plan.version(k).live) versions.push_back(k);
-    count_calls(r, versions);
+    count_calls(body, versions);
     // Reductions are delayed as far as possible, in the order in which their operands become ready.
     // All gradients and the loss thus share a bucket at the end, unless a bucket is full.
     auto ready = ready_at(versions);
@@ -98,10 +98,10 @@ struct Bucketing {
       else if (plan.version(k).gathers() && calls_before[k] == 0)
         merge_gather(plan.version(k));
     }
-    order(r, versions, ready);
+    order(body, versions, ready);
   }
-  void count_calls(int r, const std::vector<int>& versions) {
-    auto here = [&](int x) { return plan.version(x).body == r && plan.version(x).live; };
+  void count_calls(int body, const std::vector<int>& versions) {
+    auto here = [&](int x) { return plan.version(x).body == body && plan.version(x).live; };
     for (int k : versions)
       for (int x : reads[std::size_t(k)])
         if (here(x))
@@ -124,7 +124,7 @@ struct Bucketing {
   }
   void merge_sum(int k) {
     auto& v = plan.version(k);
-    auto& from = plan.version(v.in[0]).at;
+    auto& from = plan.version(v.in[0]).sharding;
     auto monoid = Monoid::sum;
     for (auto& [m, how] : from.partial)
       if (v.step().over.has(m)) monoid = how;
@@ -143,7 +143,7 @@ struct Bucketing {
   // Large gathers are not merged, because all gathered arrays would then be live at once. Small
   // gathers join the first one.
   void merge_gather(Version& v) {
-    auto bytes = graph.bytes(v.node, v.at);
+    auto bytes = graph.bytes(v.node, v.sharding);
     auto& first = gathers[devices_of(v)];
     if (first.number == 0) {
       v.bucket = first.number = ++buckets;
@@ -158,13 +158,13 @@ struct Bucketing {
     std::map<int, int> at;
     for (std::size_t i = 0; i < versions.size(); ++i) at[versions[i]] = int(i);
     std::function<int(int)> soonest = [&](int k) {
-      auto& s = plan.version(k);
-      auto kind = graph.ptr(s.node)->op->kind;
-      bool light = s.is<Generate>() || s.is<ResultOfLoop>() ||
-                   (s.is<Compute>() && (kind == Kind::map || kind == Kind::view));
-      if (!s.sums() && !light) return at[k];
+      auto& v = plan.version(k);
+      auto kind = graph.ptr(v.node)->op->kind;
+      bool light = v.is<Generate>() || v.is<ResultOfLoop>() ||
+                   (v.is<Compute>() && (kind == Kind::map || kind == Kind::view));
+      if (!v.sums() && !light) return at[k];
       int last = -1;
-      for (int x : s.in)
+      for (int x : v.in)
         if (x >= 0 && at.count(x)) last = std::max(last, soonest(x));
       return at[k] = std::max(last, 0);
     };
@@ -173,7 +173,7 @@ struct Bucketing {
     return at;
   }
   // Reorders the versions of a body so that each collective follows all versions that it reads.
-  void order(int r, const std::vector<int>& versions, std::map<int, int>& ready_at) {
+  void order(int body, const std::vector<int>& versions, std::map<int, int>& ready_at) {
     std::map<int, std::vector<int>> members;  // by bucket; negative: a version without a bucket
     auto unit = [&](int k) { return plan.version(k).bucket > 0 ? plan.version(k).bucket : -1 - k; };
     std::map<int, int> place;
@@ -189,7 +189,7 @@ struct Bucketing {
     for (auto& [u, all] : members)
       for (int k : all)
         for (int x : reads[std::size_t(k)])
-          if (plan.version(x).body == r && plan.version(x).live && unit(x) != u) {
+          if (plan.version(x).body == body && plan.version(x).live && unit(x) != u) {
             users[unit(x)].insert(u);
             waits[u].insert(unit(x));
           }
@@ -210,7 +210,7 @@ struct Bucketing {
     }
     if (out.size() != versions.size())
       throw Error("[partition] collectives depend on each other in a cycle");
-    plan.body(r).versions = std::move(out);
+    plan.body(body).versions = std::move(out);
   }
 };
 
@@ -218,29 +218,6 @@ struct Bucketing {
 
 void bucket(Plan& plan, const GlobalGraph& graph, bool overlap) {
   Bucketing{plan, graph, overlap}.run();
-}
-
-// Marks the versions that no result depends on as not live, so that they are neither computed nor
-// communicated.
-void drop_dead_versions(Plan& plan) {
-  for (auto& s : plan.versions) s.live = false;
-  std::vector<int> todo = plan.roots;
-  while (!todo.empty()) {
-    int k = todo.back();
-    todo.pop_back();
-    if (k < 0) continue;
-    auto& s = plan.version(k);
-    if (s.live) continue;
-    s.live = true;
-    todo.insert(todo.end(), s.in.begin(), s.in.end());
-    if (!s.is<RunLoop>()) continue;
-    auto& l = plan.loop(s.loop());
-    for (auto& v : l.value) todo.insert(todo.end(), v.begin(), v.end());
-    for (auto& c : l.carry) todo.insert(todo.end(), c.begin(), c.end());
-  }
-  plan.bytes = 0;
-  for (auto& s : plan.versions)
-    if (s.live) plan.bytes += s.step().bytes * plan.body(s.body).iterations;
 }
 
 }  // namespace haliax::partitioning

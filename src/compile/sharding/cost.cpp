@@ -5,6 +5,12 @@
 #include "ops/prim.h"
 
 namespace haliax::partitioning {
+namespace {
+
+constexpr int kMaxDepth = 8;       // ops that are recomputed in a chain
+constexpr double kRounding = 0.5;  // bytes
+
+}  // namespace
 
 // n is the slice of an array that an iteration reads. Returns true if the array is a weight that is
 // gathered in full before the loop.
@@ -16,11 +22,11 @@ bool Cost::is_gathered_before_loop(int n) const {
 // y has a version [a, b] and cast(y) has only [a: x], cast(y) is computed again from y for [a, b].
 Cost::Candidate Cost::cheapest_source(int n, const Sharding& need, int depth) const {
   if (replacement(n) >= 0) return cheapest_source(replacement(n), need, depth);
-  if (is_open(n)) return {};
+  if (fits_any_sharding(n)) return {};
   Candidate best;
   const auto iterations = iterations_of(n);
   for (int v : versions(n)) {
-    auto steps = steps_of(n, version(v).at, need);
+    auto steps = steps_of(n, version(v).sharding, need);
     double cost = 0;
     for (auto& step : steps) cost += step.bytes * iterations;
     if (best.version < 0 || cost < best.cost || (cost == best.cost && steps.size() < best.steps))
@@ -35,7 +41,7 @@ Cost::Candidate Cost::cheapest_source(int n, const Sharding& need, int depth) co
                   (!options_.regather || body_of(n) != body_of(operand(n, 0)));
   bool view = resident || rules::is_free_to_recompute(me) ||
               (me.op->kind == Kind::view && need.mesh_axes(rules::shifted(me)).empty());
-  if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
+  if (!view || depth > kMaxDepth || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, mesh_axes] : need.dims)
     if (!rules::may_shard(me, name, mesh_axes, need, mesh_)) return best;
   double cost = 0;
@@ -44,9 +50,12 @@ Cost::Candidate Cost::cheapest_source(int n, const Sharding& need, int depth) co
       cost += cheapest_source(operand(n, k), operand_sharding(n, k, need), depth + 1).cost;
   bool sliced = is_dynamic_slice(me) && body_of(n) != body_of(operand(n, 0));
   bool ahead = sliced && is_gathered_before_loop(n);
-  if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
-    if (!sliced || ahead || cost == 0 || best.version < 0) return {cost, -1, true, 0};
-  return best;
+  // A slice of an outside array is recomputed from it only if that costs nothing, or if the array
+  // is gathered before the loop.
+  const bool may_recompute = !sliced || ahead || cost == 0;
+  const bool is_cheaper = cost < best.cost - kRounding || (ahead && cost <= best.cost + kRounding);
+  const bool recomputes = best.version < 0 || (may_recompute && is_cheaper);
+  return recomputes ? Candidate{cost, -1, true, 0} : best;
 }
 
 }  // namespace haliax::partitioning

@@ -27,6 +27,12 @@ NodePtr in_order(const NodePtr& x, const Axes& like) {
   return prim::fit(x, axes);
 }
 
+// The index of an iteration of this device, and the first position of the device.
+struct LocalIndex {
+  NodePtr index;  // null: a constant, in a step of a ring loop
+  std::int64_t first;
+};
+
 // The values of one device, and the ops on its blocks that communicate nothing.
 class LocalValues {
  public:
@@ -34,9 +40,8 @@ class LocalValues {
   const GlobalGraph& graph;
   const Mesh& mesh;
   const int device;
-  std::vector<NodePtr> of_version;  // null: not emitted yet
-  // global index -> (index on this device, first position). The index is null in a ring loop.
-  std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>> iterations;
+  std::vector<NodePtr> of_version;                         // null: not emitted yet
+  std::unordered_map<const Node*, LocalIndex> iterations;  // by global index
 
   LocalValues(const Plan& p, const GlobalGraph& g, const Mesh& m, int d)
       : plan(p), graph(g), mesh(m), device(d), of_version(p.versions.size()) {}
@@ -45,11 +50,13 @@ class LocalValues {
   const NodePtr& operator[](int v) const { return of_version[std::size_t(v)]; }
   const Version& version(int v) const { return plan.version(v); }
   const NodePtr& node(const Version& v) const { return graph.ptr(v.node); }  // unsharded
-  Axes axes_of(const Version& v) const { return local_axes(node(v)->axes, v.at, mesh, device); }
+  Axes axes_of(const Version& v) const {
+    return local_axes(node(v)->axes, v.sharding, mesh, device);
+  }
   // Returns the index that counts the iterations of this device.
   const NodePtr& local_index(const NodePtr& index) const {
     auto own = iterations.find(index.get());
-    return own == iterations.end() ? index : own->second.first;
+    return own == iterations.end() ? index : own->second.index;
   }
   // Drops the values of the previous iteration of a body.
   void forget(int body) {
@@ -72,17 +79,17 @@ class LocalValues {
   NodePtr shifted(const Version& v, const NodePtr& received) const {
     const Name a = v.step().axis;
     const auto axes = axes_of(v);
-    auto [start, size] = block(node(v)->axes, v.at, a);
+    auto [start, size] = block(node(v)->axes, v.sharding, a);
     Nodes parts;
     for (auto& p : v.boxes()) {
       auto begin = std::max(start, p.to), end = std::min(start + size, p.to + p.size);
       // An empty array is not communicated.
       if (begin >= end || node(v)->size() == 0) continue;
-      if (received && !p.at.mesh_axes(a).empty()) {
+      if (received && !p.sharding.mesh_axes(a).empty()) {
         parts.push_back(prim::slice(received, a, begin - start, end - begin));
         continue;
       }
-      auto from = p.from + p.step * (begin - p.to) - block(p.axes, p.at, a).first;
+      auto from = p.from + p.step * (begin - p.to) - block(p.axes, p.sharding, a).first;
       auto part = prim::slice((*this)[v.in[std::size_t(p.array)]], a, from, end - begin, p.step);
       parts.push_back(in_order(part, node(v)->axes));
     }
@@ -101,7 +108,7 @@ class LocalValues {
   }
   Axes joined_axes(const Version& v) const {
     auto& p = v.boxes()[0];
-    auto out = local_axes(p.axes, v.at, mesh, device);
+    auto out = local_axes(p.axes, v.sharding, mesh, device);
     for (auto& a : out)
       if (a.name == p.axis && !p.result_layout.parts.empty())
         a.size = p.result_layout.size(mesh, device);
@@ -117,17 +124,17 @@ class LocalValues {
   }
 
  private:
-  std::pair<std::int64_t, std::int64_t> block(const Axes& axes, const Sharding& at,
+  std::pair<std::int64_t, std::int64_t> block(const Axes& axes, const Sharding& sharding,
                                               Name axis) const {
-    return block_of(*find_axis(axes, axis), at.mesh_axes(axis), mesh, device);
+    return block_of(*find_axis(axes, axis), sharding.mesh_axes(axis), mesh, device);
   }
   // Returns a block of a value that depends only on scalars and positions.
   NodePtr generated(const Version& v) const {
     auto& x = node(v);
     std::vector<Block> blocks;
     for (auto& a : x->axes) {
-      if (v.at.mesh_axes(a.name).empty()) continue;
-      auto [start, size] = block(x->axes, v.at, a.name);
+      if (v.sharding.mesh_axes(a.name).empty()) continue;
+      auto [start, size] = block(x->axes, v.sharding, a.name);
       blocks.push_back({a.name, prim::integer(start, DType::i64), size});
     }
     auto is_recomputed = [](const NodePtr& n) { return n->op->kind != Kind::leaf; };
@@ -152,7 +159,7 @@ class LocalValues {
   // Selects from a table of which this device has a block, or writes into it.
   NodePtr picked(const Version& v, const Nodes& in) const {
     auto& n = *node(v);
-    auto& table = rules::writes_into(n) ? v.at : version(v.in[0]).at;
+    auto& table = rules::writes_into(n) ? v.sharding : version(v.in[0]).sharding;
     std::vector<Block> blocks;
     for (auto& [name, mesh_axes] : table.dims) {
       if (along(n, 0, name).way != Along::Way::pick) continue;
@@ -162,17 +169,17 @@ class LocalValues {
     auto out = prim::on_block(n, in, axes_of(v), blocks);
     if (blocks.empty()) return out;
     bool mine = true;  // one device provides the value of an index outside of all blocks
-    for (auto& [x, m] : v.at.partial) mine &= coordinate(mesh, device, x) == 0;
+    for (auto& [x, m] : v.sharding.partial) mine &= coordinate(mesh, device, x) == 0;
     auto none = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
     return prim::where_in_range(n, in, out, none);
   }
   // Returns this device's block of the data that it holds.
   NodePtr sliced(const Version& v) const {
     auto x = (*this)[v.in[0]];
-    auto& from = version(v.in[0]).at;
+    auto& from = version(v.in[0]).sharding;
     for (auto& a : node(v)->axes) {
-      if (v.at.mesh_axes(a.name) == from.mesh_axes(a.name)) continue;
-      auto [start, size] = block(node(v)->axes, v.at, a.name);
+      if (v.sharding.mesh_axes(a.name) == from.mesh_axes(a.name)) continue;
+      auto [start, size] = block(node(v)->axes, v.sharding, a.name);
       auto held = block(node(v)->axes, from, a.name).first;
       x = prim::slice(x, a.name, start - std::min(start, held), size);
     }
@@ -184,8 +191,8 @@ class LocalValues {
     auto& x = (*this)[v.in[0]];
     auto monoid = Monoid::sum;
     bool first = true;
-    for (auto& [m, how] : v.at.partial)
-      if (!version(v.in[0]).at.is_partial(m)) {
+    for (auto& [m, how] : v.sharding.partial)
+      if (!version(v.in[0]).sharding.is_partial(m)) {
         first &= coordinate(mesh, device, m) == 0;
         monoid = how;
       }
@@ -197,7 +204,7 @@ class LocalValues {
   NodePtr retained_part(const Version& v) const {
     auto& p = v.boxes()[0];
     auto x = with_joined_parts(v);
-    auto runs = own_runs(p, v.at, mesh, device);
+    auto runs = own_runs(p, v.sharding, mesh, device);
     auto axis = *find(*x, p.axis);
     if (runs.size() == 1 && runs[0].second == axis.size) return x;
     Nodes parts;
@@ -242,7 +249,7 @@ class RingLoop {
       begin_step({nullptr, first});
       emit_body();
       end_step(emit_body);
-      if (step_ > 0) before_ = std::move(before);
+      if (step_ > 0) results_before_ = std::move(before);
     }
     values_.iterations.erase(&index());
     for (std::size_t k = 0; k < results_.size(); ++k)
@@ -251,36 +258,37 @@ class RingLoop {
   const NodePtr& result(std::size_t k) const { return results_[k]; }
 
   // ---- a version that is received or sent back in the current step ----
-  // Returns its node if the step needs no collective for it: in the first step and in the dry run.
-  NodePtr without_collective(const Version& v) {
+  // Returns its node if the step needs no collective for it: in the first step, and in the dry run,
+  // which records the placeholder that it returns.
+  NodePtr local_block(const Version& v) {
     if (step_ == 0) return block_of_step(v);
-    if (!looks_ahead_) return nullptr;
+    if (!is_dry_run_) return nullptr;
     blocks_.push_back(prim::input(values_.axes_of(v), values_.node(v)->dtype));
     return prim::barrier(blocks_.back(), loop_.index[0]);
   }
   // Returns true if it must be emitted later: other values of the step have not been computed.
-  bool is_early(const Version& v) const { return v.is<RingReturn>() && !sends_back_; }
+  bool must_wait(const Version& v) const { return v.is<RingReturn>() && !values_are_computed_; }
   NodePtr sent(const Version& v) const {
     auto x = in_order(block_of_step(v), values_.node(v)->axes);
     // Without this barrier, the sums of all steps could be delayed, and the addends of each step
     // would stay in memory.
-    for (auto& done : v.is<RingReceive>() ? before_ : Nodes()) x = prim::barrier(x, done);
+    for (auto& done : v.is<RingReceive>() ? results_before_ : Nodes()) x = prim::barrier(x, done);
     return x;
   }
   // Returns the boxes that it consists of: all blocks move by as many devices as steps were done.
   std::vector<CopyBox> boxes(const Version& v) const {
     auto axes = values_.node(v)->axes;
-    auto at = v.at;
+    auto sharding = v.sharding;
     const Name axis = v.step().axis;
-    at.set(axis, v.step().over);
+    sharding.set(axis, v.step().over);
     const auto by = step_ * find_axis(axes, axis)->size;
     for (auto& a : axes)
       if (a.name == axis) a.size *= ranks(values_.mesh, v.step().over);
     const auto size = find_axis(axes, axis)->size;
     // Received blocks come from lower ranks; sent blocks go back to them.
     const auto left = v.is<RingReceive>() ? size - by : by;
-    return {{.axes = axes, .at = at, .axis = axis, .from = left, .to = 0, .size = size - left},
-            {.axes = axes, .at = at, .axis = axis, .from = 0, .to = size - left, .size = left}};
+    return {{.axes = axes, .sharding = sharding, .axis = axis, .from = left, .size = size - left},
+            {.axes = axes, .sharding = sharding, .axis = axis, .to = size - left, .size = left}};
   }
   NodePtr received(const NodePtr& block) const {
     return flag_ ? prim::barrier(block, flag_index_) : block;
@@ -295,31 +303,31 @@ class RingLoop {
   int number_;  // index into Plan::loops
   bool may_skip_;
   int step_ = 0;
-  Nodes results_ = {};  // results so far
-  Nodes before_ = {};   // results at the start of the step before
-  NodePtr flag_ = {};   // false: this step changes no result on this device; null: it always runs
-  NodePtr flag_index_ = {};            // index of the loop of one iteration that a flag requires
-  Nodes known_ = {};                   // results so far, as the body sees them
-  std::map<int, NodePtr> parts_ = {};  // by version: the value that this step sends back
-  bool sends_back_ = false;            // all other values of the step have been computed
-  bool looks_ahead_ = false;           // dry run that only derives the flag
-  Nodes blocks_ = {};                  // placeholders for blocks of other devices in the dry run
+  Nodes results_ = {};         // results so far
+  Nodes results_before_ = {};  // results at the start of the step before
+  NodePtr flag_ = {};  // false: this step changes no result on this device; null: it always runs
+  NodePtr flag_index_ = {};  // index of the loop of one iteration that a flag requires
+  Nodes carried_ = {};       // results so far, as the body sees them
+  std::map<int, NodePtr> sent_back_ = {};  // by version: the value that this step sends back
+  bool values_are_computed_ = false;       // all other values of the step have been computed
+  bool is_dry_run_ = false;                // dry run that only derives the flag
+  Nodes blocks_ = {};  // placeholders for blocks of other devices in the dry run
 
   const Node& index() const { return *loop_.index[0]; }
   const NodePtr& block_of_step(const Version& v) const {
-    return v.is<RingReceive>() ? values_[v.in[0]] : parts_.at(v.in[0]);
+    return v.is<RingReceive>() ? values_[v.in[0]] : sent_back_.at(v.in[0]);
   }
-  void begin_step(std::pair<NodePtr, std::int64_t> local_index) {
+  void begin_step(LocalIndex local_index) {
     values_.forget(plan_.bodies[0]);
     values_.iterations[&index()] = std::move(local_index);
-    known_ = results_;
-    parts_.clear();
-    sends_back_ = false;
+    carried_ = results_;
+    sent_back_.clear();
+    values_are_computed_ = false;
     flag_index_ = flag_ ? prim::conditional_index(number_, LoopOrigin::ring) : nullptr;
     if (flag_)
-      for (auto& known : known_) known = prim::carry(flag_index_, known->axes, known->dtype);
+      for (auto& x : carried_) x = prim::carry(flag_index_, x->axes, x->dtype);
     for (std::size_t k = 0; k < plan_.carry.size(); ++k)
-      for (int carry : plan_.carry[k]) values_[carry] = known_[k];
+      for (int carry : plan_.carry[k]) values_[carry] = carried_[k];
   }
   // Returns the version that the body computes for a result. A sum that is sent back is the operand
   // of this version.
@@ -331,18 +339,18 @@ class RingLoop {
   bool is_sent_back(std::size_t k) const { return computed(k) != plan_.value[k][0]; }
   template <class F> void end_step(F emit_body) {
     Nodes values;
-    for (std::size_t k = 0; k < known_.size(); ++k) {
+    for (std::size_t k = 0; k < carried_.size(); ++k) {
       auto& value = values_[computed(k)];
-      values.push_back(is_sent_back(k) ? value : more(loop_.results[k], known_[k], value));
+      values.push_back(is_sent_back(k) ? value : with_step(loop_.results[k], carried_[k], value));
     }
     if (flag_) values = computed_if_flag(values);
     for (std::size_t k = 0; k < values.size(); ++k)
-      (is_sent_back(k) ? parts_[computed(k)] : results_[k]) = values[k];
-    sends_back_ = true;
+      (is_sent_back(k) ? sent_back_[computed(k)] : results_[k]) = values[k];
+    values_are_computed_ = true;
     emit_body();
     for (std::size_t k = 0; k < values.size(); ++k)
       if (is_sent_back(k))
-        results_[k] = more(loop_.results[k], results_[k], values_[plan_.value[k][0]]);
+        results_[k] = with_step(loop_.results[k], results_[k], values_[plan_.value[k][0]]);
   }
   // Returns the values of a step, or the previous results if its flag is false. Values that are
   // sent back are then 0.
@@ -351,7 +359,7 @@ class RingLoop {
     for (std::size_t k = 0; k < values.size(); ++k) {
       auto& v = values[k];
       auto start = is_sent_back(k) ? prim::zeros_like(v) : results_[k];
-      auto carry = is_sent_back(k) ? prim::carry(flag_index_, v->axes, v->dtype) : known_[k];
+      auto carry = is_sent_back(k) ? prim::carry(flag_index_, v->axes, v->dtype) : carried_[k];
       l.results.push_back({Fold::carry, Monoid::sum, {v}, start, carry});
     }
     auto created = make_loop(std::move(l));
@@ -364,10 +372,10 @@ class RingLoop {
   // would change nothing directly after the first step can be skipped at any time. Null: not known.
   template <class F> NodePtr changes_of(F emit_body) {
     flag_ = nullptr;
-    looks_ahead_ = true;
+    is_dry_run_ = true;
     begin_step({loop_.index[0], 0});
     emit_body();
-    looks_ahead_ = false;
+    is_dry_run_ = false;
     std::vector<IterationResult> created;
     for (std::size_t k = 0; k < loop_.results.size(); ++k) {
       auto& r = loop_.results[k];
@@ -389,7 +397,7 @@ class RingLoop {
     return found;
   }
   // Returns a result after one more step. Sums of 16-bit floats are rounded once, at the end.
-  static NodePtr more(const LoopResult& r, const NodePtr& known, const NodePtr& value) {
+  static NodePtr with_step(const LoopResult& r, const NodePtr& known, const NodePtr& value) {
     if (r.carry) return value;
     auto v = r.fold == Fold::stack ? widened(value) : value;
     if (!known) return v;
@@ -412,24 +420,24 @@ class Collectives {
       bool joins = v.bucket >= 0 && v.bucket == other.bucket && other.live;
       if (k == first || joins) members.push_back(k);
     }
-    CollectiveSpec w;
-    Nodes x;
-    w.collective.kind = v.step().collective();
-    w.collective.over.assign(v.step().over.begin(), v.step().over.end());
-    w.collective.ranks = ranks(values_.mesh, v.step().over);
-    for (int k : members) add(values_.version(k), ring, w, x);
+    CollectiveSpec spec;
+    Nodes operands;
+    spec.collective.kind = v.step().collective();
+    spec.collective.over.assign(v.step().over.begin(), v.step().over.end());
+    spec.collective.ranks = ranks(values_.mesh, v.step().over);
+    for (int k : members) add(values_.version(k), ring, spec, operands);
     if (auto flag = ring ? ring->flag() : nullptr) {
-      w.collective.skip_flag = v.is<RingReceive>() ? SkipFlag::unread : SkipFlag::zeros;
-      x.push_back(flag);
+      spec.collective.skip_flag = v.is<RingReceive>() ? SkipFlag::unread : SkipFlag::zeros;
+      operands.push_back(flag);
     }
-    auto created = call(v.body, std::move(x), std::move(w));
+    auto created = call(v.body, std::move(operands), std::move(spec));
     for (std::size_t i = 0; i < members.size(); ++i) {
-      auto& s = values_.version(members[i]);
+      auto& member = values_.version(members[i]);
       auto part = collective_result(created, i);
-      values_[members[i]] = s.is<Shift>()         ? values_.shifted(s, part)
-                            : s.is<Regroup>()     ? values_.regrouped(s, part)
-                            : s.is<RingReceive>() ? ring->received(part)
-                                                  : part;
+      values_[members[i]] = member.is<Shift>()         ? values_.shifted(member, part)
+                            : member.is<Regroup>()     ? values_.regrouped(member, part)
+                            : member.is<RingReceive>() ? ring->received(part)
+                                                       : part;
     }
     return created;
   }
@@ -439,13 +447,13 @@ class Collectives {
     auto& n = *values_.node(v);
     auto& other = values_[&values_.version(v.in[0]) == &gather ? v.in[1] : v.in[0]];
     auto& block = values_[gather.in[0]];
-    CollectiveSpec w;
-    w.out = {values_.axes_of(v)};
-    w.along = {gather.step().axis};
-    set_ring(w, block->axes, gather.step().over, values_.mesh, values_.device);
-    w.collective.sent_bytes = gather.step().bytes / (w.ranks - 1);
-    w.dtype = find(n, gather.step().axis) ? n.dtype : DType::f32;  // accumulation dtype
-    auto created = call(v.body, {other, block}, std::move(w));
+    CollectiveSpec spec;
+    spec.out = {values_.axes_of(v)};
+    spec.along = {gather.step().axis};
+    set_ring(spec, block->axes, gather.step().over, values_.mesh, values_.device);
+    spec.collective.sent_bytes = gather.step().bytes / (spec.ranks - 1);
+    spec.dtype = find(n, gather.step().axis) ? n.dtype : DType::f32;  // accumulation dtype
+    auto created = call(v.body, {other, block}, std::move(spec));
     values_[contraction] = prim::cast(collective_result(created, 0), n.dtype);
     return created;
   }
@@ -455,45 +463,49 @@ class Collectives {
   int created_ = 0;
 
   // Adds the operands and the result of a version.
-  void add(const Version& v, const RingLoop* ring, CollectiveSpec& w, Nodes& x) const {
+  void add(const Version& v, const RingLoop* ring, CollectiveSpec& spec, Nodes& operands) const {
     auto& n = *values_.node(v);
-    w.collective.sent_bytes += ring ? values_.graph.bytes(v.node, v.at) : v.step().bytes;
-    w.out.push_back(v.is<Regroup>() ? values_.joined_axes(v) : values_.axes_of(v));
-    if (w.collective.kind == CollectiveKind::exchange) return add_exchange(v, ring, w, x);
-    auto& from = values_.version(v.in[0]).at;
+    spec.collective.sent_bytes += ring ? values_.graph.bytes(v.node, v.sharding) : v.step().bytes;
+    spec.out.push_back(v.is<Regroup>() ? values_.joined_axes(v) : values_.axes_of(v));
+    if (spec.collective.kind == CollectiveKind::exchange)
+      return add_exchange(v, ring, spec, operands);
+    auto& from = values_.version(v.in[0]).sharding;
     for (auto& [m, how] : from.partial)
-      if (v.step().over.has(m)) w.collective.monoid = how;
-    x.push_back(values_[v.in[0]]);
+      if (v.step().over.has(m)) spec.collective.monoid = how;
+    operands.push_back(values_[v.in[0]]);
     const Name axis = v.step().axis;
-    auto full_axes = w.collective.kind == CollectiveKind::all_gather
+    auto full_axes = spec.collective.kind == CollectiveKind::all_gather
                          ? values_.axes_of(v)
                          : local_axes(n.axes, from, values_.mesh, values_.device);
-    w.along.push_back(axis);
-    w.collective.size.push_back(axis ? find_axis(full_axes, axis)->size : 0);
+    spec.along.push_back(axis);
+    spec.collective.size.push_back(axis ? find_axis(full_axes, axis)->size : 0);
   }
-  void add_exchange(const Version& v, const RingLoop* ring, CollectiveSpec& w, Nodes& x) const {
+  void add_exchange(const Version& v, const RingLoop* ring, CollectiveSpec& spec,
+                    Nodes& operands) const {
     auto& n = *values_.node(v);
-    const int first = int(x.size());
+    const int first = int(operands.size());
     std::vector<CopyBox> boxes;
     if (ring) {
       boxes = ring->boxes(v);
-      x.push_back(ring->sent(v));
+      operands.push_back(ring->sent(v));
     } else if (v.is<Regroup>()) {
       boxes = v.boxes();
-      x.push_back(in_order(values_.with_joined_parts(v), boxes[0].axes));
+      operands.push_back(in_order(values_.with_joined_parts(v), boxes[0].axes));
     } else if (v.is<Shift>()) {
       for (auto& p : v.boxes())  // boxes that other devices may hold
-        if (!p.at.mesh_axes(p.axis).empty()) boxes.push_back(p);
-      for (int k : v.in) x.push_back(in_order(values_[k], n.axes));
+        if (!p.sharding.mesh_axes(p.axis).empty()) boxes.push_back(p);
+      for (int k : v.in) operands.push_back(in_order(values_[k], n.axes));
     } else {
-      boxes = {{.axes = n.axes, .at = values_.version(v.in[0]).at}};
-      if (v.in.size() > 1) w.collective.skip_flag = SkipFlag::rows;
-      for (int k : v.in) x.push_back(in_order(values_[k], values_.node(values_.version(k))->axes));
+      boxes = {{.axes = n.axes, .sharding = values_.version(v.in[0]).sharding}};
+      if (v.in.size() > 1) spec.collective.skip_flag = SkipFlag::rows;
+      for (int k : v.in)
+        operands.push_back(in_order(values_[k], values_.node(values_.version(k))->axes));
     }
-    pack(w.collective, boxes, first, int(w.out.size()) - 1, v.is<Shift>() ? n.axes : boxes[0].axes,
-         ring ? boxes[0].at : v.at, values_.mesh, values_.device);
+    pack(spec.collective, boxes, first, int(spec.out.size()) - 1,
+         v.is<Shift>() ? n.axes : boxes[0].axes, ring ? boxes[0].sharding : v.sharding,
+         values_.mesh, values_.device);
   }
-  NodePtr call(int body, Nodes x, CollectiveSpec w) {
+  NodePtr call(int body, Nodes operands, CollectiveSpec spec) {
     // If the operand is the same in all iterations on this device, the collective still runs in
     // each iteration of all enclosing loops, as on the other devices. A ring loop is unrolled.
     auto& plan = values_.plan;
@@ -501,12 +513,12 @@ class Collectives {
       auto& l = plan.loop(b->loop);
       if (!l.ring_axes.empty()) continue;
       auto& index = values_.local_index(loop_of(values_.graph.node(l.node)).index[b->number]);
-      bool same = std::none_of(x.begin(), x.end(),
+      bool same = std::none_of(operands.begin(), operands.end(),
                                [&](auto& operand) { return operand->varies_with(index.get()); });
-      if (same) x[0] = prim::barrier(x[0], index);
+      if (same) operands[0] = prim::barrier(operands[0], index);
     }
-    w.number = ++created_;
-    return make_collective(std::move(x), std::move(w));
+    spec.number = ++created_;
+    return make_collective(std::move(operands), std::move(spec));
   }
 };
 
@@ -533,14 +545,14 @@ class Emitter {
   std::map<int, RingLoop> ring_loops_;  // by loop
   Nodes calls_;  // collectives of the current body, and loops that contain collectives
 
-  void emit_body(int r) {
-    for (int k : values_.plan.body(r).versions) {
+  void emit_body(int body) {
+    for (int k : values_.plan.body(body).versions) {
       auto& v = values_.version(k);
       if (!v.live || values_[k] || v.ring() >= 0) continue;
       OriginScope here(values_.node(v)->origin);
-      auto* ring = v.in_ring_loop() ? &ring_loops_.at(values_.plan.body(r).loop) : nullptr;
-      if (ring && ring->is_early(v)) continue;
-      if (ring) values_[k] = ring->without_collective(v);
+      auto* ring = v.in_ring_loop() ? &ring_loops_.at(values_.plan.body(body).loop) : nullptr;
+      if (ring && ring->must_wait(v)) continue;
+      if (ring) values_[k] = ring->local_block(v);
       if (values_[k]) continue;
       if (auto* gather = gather_of_ring(v))
         calls_.push_back(collectives_.emit_ring(k, *gather));
@@ -635,7 +647,7 @@ Nodes emit(const Plan& plan, const GlobalGraph& graph, const std::vector<Partiti
   Emitter e(plan, graph, mesh, device);
   for (auto& i : inputs) {
     auto& n = *i.global;
-    auto axes = local_axes(n.axes, i.at, mesh, device);
+    auto axes = local_axes(n.axes, i.sharding, mesh, device);
     placeholders.push_back(prim::input(axes, n.dtype, n.origin.module));
     e.add_input(i.global, placeholders.back());
   }

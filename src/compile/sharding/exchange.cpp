@@ -19,15 +19,15 @@ struct BlockRun {
   std::int64_t block, from, to, size, step;
 };
 
-AxisLayout layout_of(const AxisLayout& in_parts, const CopyBox& p, const Axis& a,
+AxisLayout layout_of(const AxisLayout& layout, const CopyBox& box, const Axis& a,
                      const MeshAxes& mesh_axes) {
-  return p.axis && p.axis == a.name && !in_parts.parts.empty() ? in_parts
-                                                               : AxisLayout{{a}, {mesh_axes}};
+  return box.axis && box.axis == a.name && !layout.parts.empty() ? layout
+                                                                 : AxisLayout{{a}, {mesh_axes}};
 }
 // Returns true if the axis is split into parts in the source or in the result.
-bool in_parts(const CopyBox& p, const Axis& a) {
-  return p.axis && p.axis == a.name &&
-         !(p.source_layout.parts.empty() && p.result_layout.parts.empty());
+bool in_parts(const CopyBox& box, const Axis& a) {
+  return box.axis && box.axis == a.name &&
+         !(box.source_layout.parts.empty() && box.result_layout.parts.empty());
 }
 struct BlockPosition {
   // Index of the device that holds the position, offset in its block, and number of contiguous
@@ -57,7 +57,7 @@ BlockPosition position_of(const AxisLayout& l, std::int64_t i, const Mesh& mesh)
 // order of its block.
 std::vector<std::pair<std::int64_t, std::int64_t>> contiguous_ranges(const AxisLayout& l,
                                                                      const Mesh& mesh, int device) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> out{{0, 1}};  // from, size
+  std::vector<std::pair<std::int64_t, std::int64_t>> out{{0, 1}};
   for (std::size_t k = 0; k < l.parts.size(); ++k) {
     auto [low, length] = block_of(l.parts[k], l.mesh_axes[k], mesh, device);
     bool last = k + 1 == l.parts.size();
@@ -69,6 +69,8 @@ std::vector<std::pair<std::int64_t, std::int64_t>> contiguous_ranges(const AxisL
   }
   return out;
 }
+// Returns the runs of the positions of the target that a device holds, each in one block of the
+// source.
 std::vector<BlockRun> runs_between(const AxisLayout& source, const AxisLayout& target,
                                    const Mesh& mesh, int device) {
   std::vector<BlockRun> out;
@@ -86,19 +88,18 @@ std::vector<BlockRun> runs_between(const AxisLayout& source, const AxisLayout& t
     }
   return out;
 }
-// Returns the runs of the positions of the target that a device holds, each in one block of the
-// source.
-std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const CopyBox& p,
+std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const CopyBox& box,
                               const MeshAxes& from, const MeshAxes& to, const Mesh& mesh,
                               int device) {
-  if (in_parts(p, target))
-    return runs_between(layout_of(p.source_layout, p, source, from),
-                        layout_of(p.result_layout, p, target, to), mesh, device);
+  if (in_parts(box, target))
+    return runs_between(layout_of(box.source_layout, box, source, from),
+                        layout_of(box.result_layout, box, target, to), mesh, device);
   auto [low, length] = block_of(target, to, mesh, device);
-  bool moves = p.axis && p.axis == target.name;
-  std::int64_t first = moves ? p.to : 0, step = moves ? p.step : 1, start = moves ? p.from : 0;
+  bool moves = box.axis && box.axis == target.name;
+  std::int64_t first = moves ? box.to : 0, step = moves ? box.step : 1,
+               start = moves ? box.from : 0;
   std::int64_t begin = std::max(low, first),
-               end = std::min(low + length, moves ? p.to + p.size : target.size);
+               end = std::min(low + length, moves ? box.to + box.size : target.size);
   std::int64_t count = ranks(mesh, from),
                block = std::max<std::int64_t>(1, (source.size + count - 1) / count);
   std::vector<BlockRun> out;
@@ -128,13 +129,13 @@ int device_with_block(int device, std::int64_t block, const MeshAxes& over, cons
 struct PositionCount {
   std::int64_t all, own;
 };
-PositionCount count_positions(const Axis& source, const Axis& target, const CopyBox& p,
+PositionCount count_positions(const Axis& source, const Axis& target, const CopyBox& box,
                               const MeshAxes& from, const MeshAxes& to, const Mesh& mesh,
                               int device) {
-  if (in_parts(p, target)) {
-    auto over = layout_of(p.source_layout, p, source, from).over();
+  if (in_parts(box, target)) {
+    auto over = layout_of(box.source_layout, box, source, from).over();
     PositionCount count{0, 0};
-    for (auto& r : runs_of(source, target, p, from, to, mesh, device)) {
+    for (auto& r : runs_of(source, target, box, from, to, mesh, device)) {
       count.all += r.size;
       count.own += device_with_block(device, r.block, over, mesh) == device ? r.size : 0;
     }
@@ -143,34 +144,37 @@ PositionCount count_positions(const Axis& source, const Axis& target, const Copy
   }
   auto [low, length] = block_of(target, to, mesh, device);
   auto [have, size] = block_of(source, from, mesh, device);
-  if (!p.axis || p.axis != target.name) {
+  if (!box.axis || box.axis != target.name) {
     auto begin = std::max(low, have), end = std::min(low + length, have + size);
     return {length, std::max<std::int64_t>(0, end - begin)};
   }
-  auto begin = std::max(low, p.to), end = std::min(low + length, p.to + p.size);
+  auto begin = std::max(low, box.to), end = std::min(low + length, box.to + box.size);
   if (begin >= end) return {0, 0};
   // Returns floor(a / b) for b > 0.
   auto down = [](std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && a < 0); };
   // Position `to` + k is position `from` + step * k of the source. [first, last) is the range of k
   // whose sources are in the local block.
-  auto step = std::abs(p.step);
-  auto first = p.step > 0 ? -down(p.from - have, step) : down(p.from - (have + size), step) + 1;
-  auto last = p.step > 0 ? -down(p.from - (have + size), step) : down(p.from - have, step) + 1;
-  return {end - begin,
-          std::max<std::int64_t>(0, std::min(end, p.to + last) - std::max(begin, p.to + first))};
+  auto step = std::abs(box.step);
+  auto first =
+      box.step > 0 ? -down(box.from - have, step) : down(box.from - (have + size), step) + 1;
+  auto last =
+      box.step > 0 ? -down(box.from - (have + size), step) : down(box.from - have, step) + 1;
+  return {end - begin, std::max<std::int64_t>(
+                           0, std::min(end, box.to + last) - std::max(begin, box.to + first))};
 }
 // Returns the boxes that a device receives. `sender`: if set, only boxes from this device.
 std::vector<ReceivedBox> received_boxes(const std::vector<CopyBox>& boxes, const Axes& axes,
-                                        const Sharding& at, const Mesh& mesh, int device,
+                                        const Sharding& sharding, const Mesh& mesh, int device,
                                         int sender = -1) {
   std::vector<ReceivedBox> out;
   for (std::size_t k = 0; k < boxes.size(); ++k) {
-    auto& p = boxes[k];
+    auto& box = boxes[k];
     std::vector<ReceivedBox> some{{device, int(k), {}, {}, {}, {}}};
     for (std::size_t d = 0; d < axes.size(); ++d) {
-      auto runs = runs_of(p.axes[d], axes[d], p, p.at.mesh_axes(axes[d].name),
-                          at.mesh_axes(axes[d].name), mesh, device);
-      auto over = layout_of(p.source_layout, p, axes[d], p.at.mesh_axes(axes[d].name)).over();
+      auto runs = runs_of(box.axes[d], axes[d], box, box.sharding.mesh_axes(axes[d].name),
+                          sharding.mesh_axes(axes[d].name), mesh, device);
+      auto over =
+          layout_of(box.source_layout, box, axes[d], box.sharding.mesh_axes(axes[d].name)).over();
       std::vector<ReceivedBox> next;
       for (auto& s : some)
         for (auto& r : runs) {
@@ -199,21 +203,21 @@ std::vector<int> group_of(int device, const MeshAxes& over, const Mesh& mesh) {
 
 }  // namespace
 
-void set_ring(CollectiveSpec& w, const Axes& block, const MeshAxes& over, const Mesh& mesh,
+void set_ring(CollectiveSpec& spec, const Axes& block, const MeshAxes& over, const Mesh& mesh,
               int device) {
   auto group = group_of(device, over, mesh);
-  w.ranks = int(group.size());
-  w.rank = int(std::find(group.begin(), group.end(), device) - group.begin());
+  spec.ranks = int(group.size());
+  spec.rank = int(std::find(group.begin(), group.end(), device) - group.begin());
   program::Dims dims;
   for (auto& a : block) dims.push_back(a.size);
   auto neighbour = [&](int step) {
-    return group[std::size_t((w.rank + w.ranks + step) % w.ranks)];
+    return group[std::size_t((spec.rank + spec.ranks + step) % spec.ranks)];
   };
   const program::Dims start(dims.size(), 0), step(dims.size(), 1);
-  w.collective.kind = program::CollectiveKind::exchange;
-  for (int m : over) w.collective.over.push_back(m);
-  w.collective.sends = {{neighbour(-1), 0, start, dims, step}};
-  w.collective.receives = {{neighbour(1), 0, start, dims, step}};
+  spec.collective.kind = program::CollectiveKind::exchange;
+  for (int m : over) spec.collective.over.push_back(m);
+  spec.collective.sends = {{neighbour(-1), 0, start, dims, step}};
+  spec.collective.receives = {{neighbour(1), 0, start, dims, step}};
 }
 
 MeshAxes AxisLayout::over() const {
@@ -228,13 +232,14 @@ std::int64_t AxisLayout::size(const Mesh& mesh, int device) const {
   return n;
 }
 
-MeshAxes exchange_over(const std::vector<CopyBox>& boxes, const Axes& axes, const Sharding& at) {
+MeshAxes exchange_over(const std::vector<CopyBox>& boxes, const Axes& axes,
+                       const Sharding& sharding) {
   std::vector<int> all;
-  for (auto& p : boxes)
+  for (auto& box : boxes)
     for (auto& a : axes) {
-      auto from = layout_of(p.source_layout, p, a, p.at.mesh_axes(a.name)).over(),
-           to = layout_of(p.result_layout, p, a, at.mesh_axes(a.name)).over();
-      if (from == to && !(p.axis && p.axis == a.name)) continue;
+      auto from = layout_of(box.source_layout, box, a, box.sharding.mesh_axes(a.name)).over(),
+           to = layout_of(box.result_layout, box, a, sharding.mesh_axes(a.name)).over();
+      if (from == to && !(box.axis && box.axis == a.name)) continue;
       all.insert(all.end(), from.begin(), from.end());
       all.insert(all.end(), to.begin(), to.end());
     }
@@ -245,33 +250,36 @@ MeshAxes exchange_over(const std::vector<CopyBox>& boxes, const Axes& axes, cons
   return over;
 }
 void pack(program::Collective& c, const std::vector<CopyBox>& boxes, int first_array, int out,
-          const Axes& axes, const Sharding& at, const Mesh& mesh, int device) {
-  auto over = exchange_over(boxes, axes, at);
-  for (auto& d : received_boxes(boxes, axes, at, mesh, device))
+          const Axes& axes, const Sharding& sharding, const Mesh& mesh, int device) {
+  auto over = exchange_over(boxes, axes, sharding);
+  for (auto& d : received_boxes(boxes, axes, sharding, mesh, device))
     c.receives.push_back({d.from, out, d.at, d.dims, program::Dims(d.dims.size(), 1)});
   for (int other : group_of(device, over, mesh))
-    for (auto& d : received_boxes(boxes, axes, at, mesh, other, device))
+    for (auto& d : received_boxes(boxes, axes, sharding, mesh, other, device))
       c.sends.push_back(
           {other, first_array + boxes[std::size_t(d.box)].array, d.start, d.dims, d.step});
 }
-std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const CopyBox& p, const Sharding& at,
+std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const CopyBox& box,
+                                                            const Sharding& sharding,
                                                             const Mesh& mesh, int device) {
-  auto& a = *find_axis(p.axes, p.axis);
+  auto& a = *find_axis(box.axes, box.axis);
   std::vector<std::pair<std::int64_t, std::int64_t>> out;
-  for (auto& r : runs_of(a, a, p, p.at.mesh_axes(a.name), at.mesh_axes(a.name), mesh, device))
+  for (auto& r :
+       runs_of(a, a, box, box.sharding.mesh_axes(a.name), sharding.mesh_axes(a.name), mesh, device))
     out.push_back({r.from, r.size});
   return out;
 }
-double exchange_bytes(const std::vector<CopyBox>& boxes, const Axes& axes, const Sharding& at,
+double exchange_bytes(const std::vector<CopyBox>& boxes, const Axes& axes, const Sharding& sharding,
                       int width, const Mesh& mesh) {
   double moved = 0;
-  auto group = group_of(0, exchange_over(boxes, axes, at), mesh);
+  auto group = group_of(0, exchange_over(boxes, axes, sharding), mesh);
   for (int device : group)
-    for (auto& p : boxes) {
+    for (auto& box : boxes) {
       double all = width, own = width;
       for (std::size_t d = 0; d < axes.size() && all > 0; ++d) {
-        auto count = count_positions(p.axes[d], axes[d], p, p.at.mesh_axes(axes[d].name),
-                                     at.mesh_axes(axes[d].name), mesh, device);
+        auto count =
+            count_positions(box.axes[d], axes[d], box, box.sharding.mesh_axes(axes[d].name),
+                            sharding.mesh_axes(axes[d].name), mesh, device);
         all *= double(count.all);
         own *= double(count.own);
       }

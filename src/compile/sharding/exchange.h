@@ -23,12 +23,12 @@ struct AxisLayout {
 };
 
 // A part of the result of an all-to-all: positions [to, to + size) of `axis` are positions from,
-// from + step, ... of one of its arrays, whose sharding is `at`. Positions along other axes do not
+// from + step, ... of one of its arrays, with this `sharding`. Positions along other axes do not
 // change; without `axis`, no position changes.
 struct CopyBox {
   int array = 0;
   Axes axes = {};  // axes of the unsharded array, in the order of the result
-  Sharding at = {};
+  Sharding sharding = {};
   Name axis = {};
   std::int64_t from = 0, to = 0, size = 0, step = 1;
   // Layouts of `axis` in the array and in the result, if it has several parts. Its positions then
@@ -36,17 +36,18 @@ struct CopyBox {
   AxisLayout source_layout = {}, result_layout = {};
 };
 // Appends the sends and receives of one device for a result that is stored in out[k]. `axes`: axes
-// of the unsharded result; `at`: its sharding.
+// of the unsharded result; `sharding`: its sharding.
 void pack(program::Collective&, const std::vector<CopyBox>&, int first_array, int out,
-          const Axes& axes, const Sharding& at, const Mesh&, int device);
+          const Axes& axes, const Sharding& sharding, const Mesh&, int device);
 // Returns (offset in the block of the source, number of positions) of each run of positions, in the
 // order of the result. For a box with parts of which a device needs only its own data.
-std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const CopyBox&, const Sharding& at,
-                                                            const Mesh&, int device);
+std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const CopyBox&,
+                                                            const Sharding& sharding, const Mesh&,
+                                                            int device);
 // Returns the bytes that a device sends to others, on average.
-double exchange_bytes(const std::vector<CopyBox>&, const Axes& axes, const Sharding& at, int width,
-                      const Mesh&);
+double exchange_bytes(const std::vector<CopyBox>&, const Axes& axes, const Sharding& sharding,
+                      int width, const Mesh&);
 // Returns the mesh axes along which data moves.
-MeshAxes exchange_over(const std::vector<CopyBox>&, const Axes& axes, const Sharding& at);
+MeshAxes exchange_over(const std::vector<CopyBox>&, const Axes& axes, const Sharding& sharding);
 
 }  // namespace haliax

@@ -16,15 +16,15 @@ Sharding constraint(const Node& wrap, const Mesh& mesh) {
 
 GlobalGraph::GlobalGraph(const Nodes& out, const std::vector<Sharding>& requested, const Mesh& m)
     : mesh(m) {
-  for (auto& n : all_nodes(out)) id(n);
-  for (auto& n : out) roots.push_back(id(n));
+  for (auto& n : all_nodes(out)) add(n);
+  for (auto& n : out) roots.push_back(add(n));
   init_preferred(requested);
 }
 int GlobalGraph::find(const Node* n) const {
   auto i = ids_.find(n);
   return i == ids_.end() ? -1 : i->second;
 }
-int GlobalGraph::id(const NodePtr& n) {
+int GlobalGraph::add(const NodePtr& n) {
   if (int known = find(n.get()); known >= 0) return known;
   std::vector<int> operands;
   std::vector<const Node*> carried;
@@ -32,7 +32,7 @@ int GlobalGraph::id(const NodePtr& n) {
                       n->op == &prim::kBarrier || n->op->kind == Kind::map;
   for (std::size_t i = 0; i < n->in.size(); ++i) {
     auto& x = n->in[i];
-    operands.push_back(x ? id(x) : -1);
+    operands.push_back(x ? add(x) : -1);
     if (x && !is_order_only(*n, i))
       seen_through &= at(operands.back()).of_inputs || at(operands.back()).generated;
     if (!x) continue;
@@ -88,7 +88,7 @@ const GlobalGraph::Level& GlobalGraph::level(int loop, std::size_t body) {
   if (!l)
     for (int r : roots) reach(r, -1);
   else
-    for (auto& r : l->results) reach(id(r.value[body]), -1);
+    for (auto& r : l->results) reach(add(r.value[body]), -1);
   while (!todo.empty()) {
     int n = todo.back();
     todo.pop_back();
@@ -123,11 +123,11 @@ void drop_unshared(const Node& n, Sharding& preferred) {
     if (along(n, kResultSide, a.name).way == Along::Way::full) preferred.set(a.name, {});
 }
 }  // namespace
-void GlobalGraph::propagate_preferred(int k, int least) {
+void GlobalGraph::propagate_preferred(int k, int first) {
   auto& n = node(k);
   auto mine = at(k).preferred;
   auto preferred_of = [&](int x, const Sharding& s) {
-    if (x >= least) prefer(x, s);
+    if (x >= first) prefer(x, s);
   };
   if (n.op == &prim::kShardingConstraint)
     preferred_of(at(k).in[0], constraint(n, mesh));
@@ -135,8 +135,8 @@ void GlobalGraph::propagate_preferred(int k, int least) {
     auto& r = result_of(n);
     auto in_iteration = mine;
     if (r.fold == Fold::stack && !r.carry) in_iteration.set(loop_of(n).axis.name, {});
-    for (auto& v : r.value) preferred_of(id(v), in_iteration);
-    if (r.start) preferred_of(id(r.start), mine);
+    for (auto& v : r.value) preferred_of(add(v), in_iteration);
+    if (r.start) preferred_of(add(r.start), mine);
   } else if (!mine.dims.empty() &&
              (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::writes_into(n))) {
     drop_unshared(n, mine);

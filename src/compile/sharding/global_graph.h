@@ -41,7 +41,8 @@ struct GlobalGraph {
   std::shared_ptr<const Gradients> gradients = {};
 
   GlobalGraph(const Nodes& roots, const std::vector<Sharding>& requested, const Mesh&);
-  int id(const NodePtr&);
+  // Returns the number of the node. Adds it and its operands if they are new.
+  int add(const NodePtr&);
   GlobalValue& at(int n) { return values[std::size_t(n)]; }
   const GlobalValue& at(int n) const { return values[std::size_t(n)]; }
   const NodePtr& ptr(int n) const { return at(n).node; }
@@ -54,8 +55,8 @@ struct GlobalGraph {
   bool is_weight(int n) const { return at(n).of_inputs && is_float(node(n).dtype); }
   // Returns the input that it is, or one that it is computed from (of_inputs). Null: there is none.
   const Node* input(int n) const;
-  double bytes(int n, const Sharding& at) const {  // bytes on one device
-    return local_size(node(n).axes, at, mesh) * bytes_of(node(n).dtype);
+  double bytes(int n, const Sharding& sharding) const {  // bytes on one device
+    return local_size(node(n).axes, sharding, mesh) * bytes_of(node(n).dtype);
   }
   const Level& level(int loop, std::size_t body);  // loop -1: the top level
   // Returns true if the node changes between iterations of this body. A value that an inner loop
@@ -63,8 +64,8 @@ struct GlobalGraph {
   bool changes_in(const Node&, const Loop&, std::size_t body) const;
   // Returns true if the loop has a flag, and runs no iteration if the flag is false.
   bool is_conditional(int loop) const;
-  // Propagates the preferred sharding of n to its operands with ids of at least `least`.
-  void propagate_preferred(int n, int least = 0);
+  // Propagates the preferred sharding of n to its operands with numbers of at least `first`.
+  void propagate_preferred(int n, int first = 0);
 
  private:
   std::unordered_map<const Node*, int> ids_;

@@ -29,9 +29,9 @@ std::vector<Sharding> LoopPlanner::carries_of(int n) {
     // An accumulator that starts from a value computable in any sharding has no sharding at first.
     // plan_value derives it from the addends, which may be partial. With `regather`, it starts in
     // its preferred sharding, which needs less memory.
-    int start = graph_.id(l.results[k].start);
-    bool open = is_open(start);
-    if (!open || options_.regather || !loop_shardings_.accumulates(n, k, 0))
+    int start = graph_.add(l.results[k].start);
+    bool fits_any = fits_any_sharding(start);
+    if (!fits_any || options_.regather || !loop_shardings_.accumulates(n, k, 0))
       carried[k] = shardings_.reduced_sharding(start);
   }
   return carried;
@@ -49,7 +49,7 @@ void LoopPlanner::compute(int n) {
     LoopPlan plan{.node = n, .shared_by = shared_by, .ring_axes = ring_axes};
     LoopAttempt a{n, l, add_loop(n), blocked, attempt == kAttempts, carried, std::move(plan)};
     a.plan.inside.resize(count);
-    a.plan.at.resize(count);
+    a.plan.after_loop.resize(count);
     a.plan.value.resize(count);
     a.plan.carry.resize(count);
     a.plan.start.assign(count, -1);
@@ -67,10 +67,10 @@ void LoopPlanner::plan_body(LoopAttempt& a, std::size_t b) {
   a.plan.bodies.push_back(open_body(a.loop, {a.n, b, -1, a.plan.shared_by, a.plan.ring_axes}, own));
   for (std::size_t k = 0; k < results.size(); ++k) {
     if (!results[k].carry) continue;
-    int c = graph_.id(results[k].carry);
+    int c = graph_.add(results[k].carry);
     track_new_nodes();
     a.plan.carry[k].push_back(
-        add_computed({.kind = Carry{a.loop, k}, .node = c, .at = a.carried[k]}));
+        add_computed({.kind = Carry{a.loop, k}, .node = c, .sharding = a.carried[k]}));
   }
   for (int x : graph_.level(a.n, b).order) ops_.compute(x);
   for (std::size_t k = 0; k < results.size(); ++k) plan_value(a, k, b);
@@ -80,21 +80,21 @@ void LoopPlanner::plan_body(LoopAttempt& a, std::size_t b) {
 // loop.
 void LoopPlanner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   auto& r = a.l.results[k];
-  auto &inside = a.plan.inside[k], &at = a.plan.at[k], &carried = a.carried[k];
-  int v = graph_.id(r.value[b]);
-  bool open = is_open(v), stacks = r.fold == Fold::stack;
-  bool returned = stacks && !open && !a.plan.ring_axes.empty() &&
+  auto &inside = a.plan.inside[k], &after_loop = a.plan.after_loop[k], &carried = a.carried[k];
+  int v = graph_.add(r.value[b]);
+  bool fits_any = fits_any_sharding(v), stacks = r.fold == Fold::stack;
+  bool returned = stacks && !fits_any && !a.plan.ring_axes.empty() &&
                   sharding_of(v).is_partial(a.plan.ring_axes[0]);
   if (returned) {
     inside = sharding_of(v);
     inside.set(a.l.axis.name, {});
     a.plan.value[k].push_back(add_ring_return(a, v, inside));
-    inside = at = version(a.plan.value[k].back()).at;
-    at.set(a.l.axis.name, a.plan.ring_axes);
+    inside = after_loop = version(a.plan.value[k].back()).sharding;
+    after_loop.set(a.l.axis.name, a.plan.ring_axes);
     return;
   }
   if (r.carry) {
-    auto natural = open ? carried : sharding_of(v);
+    auto natural = fits_any ? carried : sharding_of(v);
     if (!a.last && carried.is_replicated() && !natural.dims.empty()) {
       carried.dims = natural.dims;
       a.changed = true;
@@ -111,32 +111,33 @@ void LoopPlanner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   } else if (b == 0) {
     inside = without(loop_shardings_.iteration_sharding(v, r), a.blocked);
     auto choice = state_.choices->stacks.find({a.n, k});
-    if (choice != state_.choices->stacks.end() && stacks && !open &&
+    if (choice != state_.choices->stacks.end() && stacks && !fits_any &&
         cost_.cheapest_source(v, choice->second).cost == 0)
       inside = without(choice->second, a.blocked);
     if (stacks) inside.set(a.l.axis.name, {});  // a device's shards of all tiles form no block
   }
   a.plan.value[k].push_back(versions_.obtain(v, inside));
-  at = inside;
+  after_loop = inside;
   if (stacks && !r.carry)
-    at.set(a.l.axis.name, a.plan.shared_by);
+    after_loop.set(a.l.axis.name, a.plan.shared_by);
   else
-    for (int x : a.plan.shared_by) at.add_partial(x, r.carry ? Monoid::sum : r.monoid);
+    for (int x : a.plan.shared_by) after_loop.add_partial(x, r.carry ? Monoid::sum : r.monoid);
 }
 void LoopPlanner::finish_loop(LoopAttempt& a) {
   Version created{.kind = RunLoop{a.loop}, .node = a.n};
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {
     if (!a.l.results[k].start) continue;
-    a.plan.start[k] = versions_.obtain(graph_.id(a.l.results[k].start), a.plan.at[k]);
+    a.plan.start[k] = versions_.obtain(graph_.add(a.l.results[k].start), a.plan.after_loop[k]);
     created.in.push_back(a.plan.start[k]);
   }
   carried_[a.n] = a.carried;
-  auto at = a.plan.at;
+  const auto shardings = a.plan.after_loop;
   set_loop(a.loop, std::move(a.plan));
-  const int s = add_computed(std::move(created));
-  for (std::size_t k = 0; k < at.size(); ++k) {
+  const int loop = add_computed(std::move(created));
+  for (std::size_t k = 0; k < shardings.size(); ++k) {
     if (int r = graph_.find(loop_result(ptr(a.n), k).get()); r >= 0)
-      add_computed({.kind = ResultOfLoop{a.loop, k}, .node = r, .at = at[k], .in = {s}});
+      add_computed(
+          {.kind = ResultOfLoop{a.loop, k}, .node = r, .sharding = shardings[k], .in = {loop}});
   }
 }
 

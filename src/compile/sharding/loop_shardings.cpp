@@ -14,7 +14,7 @@ namespace haliax::partitioning {
 bool LoopShardings::accumulates(int loop, std::size_t k, std::size_t body) const {
   auto& r = loop_of(node(loop)).results[k];
   auto& level = graph_.level(loop, body);
-  int at = graph_.find(r.carry.get()), value = graph_.id(r.value[body]);
+  int at = graph_.find(r.carry.get()), value = graph_.add(r.value[body]);
   while (at >= 0 && at != value) {
     auto u = level.users.find(at);
     if (u == level.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
@@ -35,8 +35,8 @@ bool LoopShardings::shares_work(int loop, Name tiled, const MeshAxes& devices) c
   return !devices.empty() && std::any_of(inside.begin(), inside.end(), [&](int s) {
     if (node(s).op == &kLoop) return shares_work(s, tiled, devices);
     if (node(s).op != &prim::kShardingConstraint) return false;
-    auto at = constraint(node(s), mesh_);
-    return std::any_of(at.dims.begin(), at.dims.end(),
+    auto constrained = constraint(node(s), mesh_);
+    return std::any_of(constrained.dims.begin(), constrained.dims.end(),
                        [&](auto& d) { return d.first != tiled && d.second.overlaps(devices); });
   });
 }
@@ -117,7 +117,7 @@ Sharding LoopShardings::iteration_sharding(int n, const LoopResult& r) const {
     return same ? at : shardings_.reduced_sharding(n);
   }
   for (int v : versions(n))
-    if (version(v).at.partial.empty()) return version(v).at;
+    if (version(v).sharding.partial.empty()) return version(v).sharding;
   auto scattered = shardings_.reduced_sharding(n);
   bool shrinks = bytes(n, scattered) < bytes(n, at);
   return options_.regather && shrinks ? scattered : at;

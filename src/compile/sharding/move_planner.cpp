@@ -17,7 +17,7 @@ void MovePlanner::shift(int n, const Sharding& work) {
   const auto in = graph_.at(n).in;  // a copy, since the graph may grow
   Name axis = rules::shifted(me);
   Shift kind;
-  Version s{.node = n, .at = rules::result_sharding(me, work)};
+  Version v{.node = n, .sharding = rules::result_sharding(me, work)};
   std::vector<CopyBox> moving;
   std::int64_t done_to = 0;
   auto read = [&](int x, AxisSegment r) {
@@ -38,8 +38,8 @@ void MovePlanner::shift(int n, const Sharding& work) {
     }
     Axes axes;  // in the order of the result axes
     for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
-    s.in.push_back(versions_.obtain(x, need));
-    kind.boxes.push_back({int(s.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
+    v.in.push_back(versions_.obtain(x, need));
+    kind.boxes.push_back({int(v.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
     if (!need.mesh_axes(axis).empty()) moving.push_back(kind.boxes.back());
     done_to = r.to + r.size;
   };
@@ -48,7 +48,7 @@ void MovePlanner::shift(int n, const Sharding& work) {
     auto axes = me.axes;
     for (auto& a : axes)
       if (a.name == axis) a.size = to - done_to;
-    int x = graph_.id(prim::filled(0, me.dtype, axes));
+    int x = graph_.add(prim::filled(0, me.dtype, axes));
     track_new_nodes();
     read(x, {.to = done_to, .size = to - done_to});
   };
@@ -56,11 +56,10 @@ void MovePlanner::shift(int n, const Sharding& work) {
     zeros(r.to);
     read(in[r.operand], r);
   }
-
   zeros(haliax::find(me, axis)->size);
-  kind.step = exchange_step(mesh_, moving, me.axes, me.dtype, s.at, axis);
-  s.kind = std::move(kind);
-  add_computed(std::move(s), local_size(me.axes, work, mesh_));
+  kind.step = exchange_step(mesh_, moving, me.axes, me.dtype, v.sharding, axis);
+  v.kind = std::move(kind);
+  add_computed(std::move(v), local_size(me.axes, work, mesh_));
 }
 
 // Plans an op that splits an axis into parts, or flattens parts into one axis, if the blocks before
@@ -108,18 +107,17 @@ bool MovePlanner::regroup(int n, const Sharding& work, const Sharding& partial) 
                               [](auto& a, auto& b) { return a.size < b.size; });
     target.set(even->name, over);
   }
-
   auto need = rules::operand_sharding(me, 0, work, mesh_);
   for (auto& [name, mesh_axes] : left.dims) need.set(name, mesh_axes);
-  Version s{.node = n, .at = rules::result_sharding(me, work)};
-  for (auto& [name, mesh_axes] : target.dims) s.at.set(name, mesh_axes);
-  need.partial = s.at.partial = partial.partial;
-  s.in = {versions_.obtain(x, need)};
-  CopyBox p{.axes = long_form.axes, .at = need, .axis = flat};
-  (flattens ? p.source_layout : p.result_layout) = layout(flattens ? need : s.at);
+  Version v{.node = n, .sharding = rules::result_sharding(me, work)};
+  for (auto& [name, mesh_axes] : target.dims) v.sharding.set(name, mesh_axes);
+  need.partial = v.sharding.partial = partial.partial;
+  v.in = {versions_.obtain(x, need)};
+  CopyBox p{.axes = long_form.axes, .sharding = need, .axis = flat};
+  (flattens ? p.source_layout : p.result_layout) = layout(flattens ? need : v.sharding);
   const std::vector boxes{p};
-  s.kind = Regroup{{exchange_step(mesh_, boxes, p.axes, me.dtype, s.at, flat), boxes}};
-  add_computed(std::move(s));  // a view computes nothing
+  v.kind = Regroup{{exchange_step(mesh_, boxes, p.axes, me.dtype, v.sharding, flat), boxes}};
+  add_computed(std::move(v));  // a view computes nothing
   return true;
 }
 

@@ -12,8 +12,8 @@
 namespace haliax::partitioning {
 namespace {
 
-// length of the longest chain of ops that each reader computes for itself (Planning::lazy)
-constexpr int kDeep = 64;
+// length of the longest chain of ops that each reader computes for itself (Planning::lazy_depth)
+constexpr int kMaxLazyDepth = 64;
 
 }  // namespace
 
@@ -46,13 +46,13 @@ void OpPlanner::compute(int n, bool is_requested) {
   }
 }
 void OpPlanner::plan_constraint(int n) {
-  Sharding at;
+  Sharding sharding;
   for (auto& [name, mesh_axes] : constraint(node(n), mesh_).dims)
-    if (!mesh_axes.overlaps(blocked_axes(node(n)))) at.set(name, mesh_axes);
-  add_constraint(n, std::move(at));
+    if (!mesh_axes.overlaps(blocked_axes(node(n)))) sharding.set(name, mesh_axes);
+  add_constraint(n, std::move(sharding));
 }
 void OpPlanner::plan_replacement(int n, const NodePtr& other) {
-  const int before = int(graph_.values.size()), k = graph_.id(other),
+  const int before = int(graph_.values.size()), k = graph_.add(other),
             end = int(graph_.values.size());
   auto& preferred_of = graph_.at(k).preferred = preferred(n);
   // Updates of an array are computed in the sharding of the array.
@@ -101,14 +101,14 @@ bool OpPlanner::leave_to_readers(int n) {
   auto& me = node(n);
   if (!rules::computable_anywhere(me) && me.op->kind != Kind::reduce && !rules::writes_into(me))
     return false;
-  int deep = 0;
+  int depth = 0;
   for (int x : graph_.at(n).in) {
     if (x < 0) continue;
     if (!sharding_of(x).is_replicated()) return false;
-    deep = std::max(deep, int(state_.draft.at(x).lazy));
+    depth = std::max(depth, state_.draft.at(x).lazy_depth);
   }
-  if (deep < kDeep) set_lazy(n, deep + 1);
-  return deep < kDeep;
+  if (depth < kMaxLazyDepth) set_lazy(n, depth + 1);
+  return depth < kMaxLazyDepth;
 }
 // Returns the partial sums of each operand that stay partial through the op. All other partial sums
 // are reduced first. A reduce-scatter may shard a further axis of the iteration space (`work`). All
@@ -181,14 +181,14 @@ void OpPlanner::compute_at(int n, const Sharding& work, const PartialOperands& p
                            const Sharding& partial, const Sharding& result) {
   auto& me = node(n);
   const auto in = graph_.at(n).in;  // a copy, since the graph may grow
-  Version s{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .at = result};
+  Version v{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .sharding = result};
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {
-      s.in.push_back(-1);
+      v.in.push_back(-1);
       continue;
     }
     if (is_order_only(me, k)) {
-      s.in.push_back(versions_.obtain(in[k], sharding_of(in[k])));
+      v.in.push_back(versions_.obtain(in[k], sharding_of(in[k])));
       continue;
     }
     auto need = operand_sharding(n, k, work);
@@ -199,9 +199,9 @@ void OpPlanner::compute_at(int n, const Sharding& work, const PartialOperands& p
     if (Sharding left;
         rules::work_sharding(me, k, sharding_of(in[k]), mesh_, &left), !left.dims.empty())
       versions_.reshard_base(in[k], need.without_partial());
-    s.in.push_back(versions_.obtain(in[k], need));
+    v.in.push_back(versions_.obtain(in[k], need));
   }
-  add_computed(std::move(s),
+  add_computed(std::move(v),
                me.op->kind == Kind::view ? 0 : local_size(rules::iteration_axes(me), work, mesh_));
 }
 void OpPlanner::add_alternative_shardings(int n, const Sharding& usual) {
@@ -222,11 +222,11 @@ NodePtr OpPlanner::expansion(int n) {
   auto& me = node(n);
   if (!me.op->blockwise) return nullptr;
   // Returns the expansion of `op` along the axis, if it runs by blocks there. If gathering the
-  // operand, or an all-to-all, may communicate less, both are alternatives of the search. least: a
-  // block with at most this many positions gains nothing.
-  auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
-    int blocks = shardings_.blocks_along(op, axis, least);
-    auto expanded = shardings_.runs_by_blocks(op, axis, least)
+  // operand, or an all-to-all, may communicate less, both are alternatives of the search.
+  // larger_than: smaller blocks gain nothing.
+  auto by_blocks = [&](const Node& op, Name axis, std::int64_t larger_than) -> NodePtr {
+    int blocks = shardings_.blocks_along(op, axis, larger_than);
+    auto expanded = shardings_.runs_by_blocks(op, axis, larger_than)
                         ? prim::blockwise(ptr(n), axis, blocks)
                         : nullptr;
     if (expanded && !prim::sends_least_blockwise(op))

@@ -110,17 +110,18 @@ PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid 
     return PartialThrough::no;
   if (users(of).size() > 1 || body_of(of) != body_of(n)) return PartialThrough::no;
   for (int v : versions(of))
-    if (!version(v).at.is_partial(x)) return PartialThrough::no;
+    if (!version(v).sharding.is_partial(x)) return PartialThrough::no;
   if (how == Linear::one)
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && me.in[j] && (me.in[j] == me.in[k] || sharding_of(operand(n, j)).is_partial(x)))
         return PartialThrough::no;
-  double terms = bytes(of, sharding_of(of));  // the bytes to reduce later must not grow
+  double bytes_before = bytes(of, sharding_of(of));  // the bytes to reduce later must not grow
   if (rules::shifted(me))
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && sharding_of(operand(n, j)).is_partial(x))
-        terms += bytes(operand(n, j), sharding_of(operand(n, j)));
-  if (bytes(n, rules::result_sharding(me, work)) <= terms * 1.001) return PartialThrough::yes;
+        bytes_before += bytes(operand(n, j), sharding_of(operand(n, j)));
+  const double limit = bytes_before * 1.001;  // with a margin for rounding
+  if (bytes(n, rules::result_sharding(me, work)) <= limit) return PartialThrough::yes;
   // `place` writes the operand into an array of zeros, so only the result is larger.
   bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::jointly_partial(me);
   return larger ? PartialThrough::larger : PartialThrough::no;
@@ -174,17 +175,17 @@ std::pair<Name, MeshAxes> OpShardings::scatter_target(int n, int x, int depth,
   return {};
 }
 Sharding OpShardings::reduced_sharding(int n) const {
-  auto at = sharding_of(n);
-  if (is_open(n)) return preferred(n).on(node(n).axes).without_partial();
-  auto pending = at.partial;
-  at.partial.clear();
+  auto sharding = sharding_of(n);
+  if (fits_any_sharding(n)) return preferred(n).on(node(n).axes).without_partial();
+  auto pending = sharding.partial;
+  sharding.partial.clear();
   for (auto [x, m] : pending) {
     auto [name, mesh_axes] = scatter_target(n, x);
-    bool taken = !name || !has(node(n).axes, name) || !at.mesh_axes(name).empty();
-    for (int y : mesh_axes) taken |= at.uses(y);
-    if (!taken) at.set(name, mesh_axes);
+    bool taken = !name || !has(node(n).axes, name) || !sharding.mesh_axes(name).empty();
+    for (int y : mesh_axes) taken |= sharding.uses(y);
+    if (!taken) sharding.set(name, mesh_axes);
   }
-  return at;
+  return sharding;
 }
 // Returns the alternative sharding of the iteration space that applies `choice` first. Returns
 // nothing if it equals the usual sharding, or if it would save bytes at too high a price: if fewer
@@ -263,17 +264,17 @@ void OpShardings::shard_rows(int n, Sharding& work) const {
 
 // ---- axes that an op requires in full, and positions that move ----
 // Returns the number of blocks of an axis that the op requires in full, as its operand is sharded.
-// 0: there is one block, or a block has at most `least` positions.
-int OpShardings::blocks_along(const Node& op, Name axis, std::int64_t least) const {
-  int x = operand(graph_.find(&op), 0), blocks = ranks(mesh_, sharding_of(x).mesh_axes(axis));
-  return blocks < 2 || (haliax::find(node(x), axis)->size + blocks - 1) / blocks <= least ? 0
-                                                                                          : blocks;
+// 0: there is one block, or no block has more than `larger_than` positions.
+int OpShardings::blocks_along(const Node& op, Name axis, std::int64_t larger_than) const {
+  const int x = operand(graph_.find(&op), 0), blocks = ranks(mesh_, sharding_of(x).mesh_axes(axis));
+  const auto block_size = (haliax::find(node(x), axis)->size + blocks - 1) / blocks;
+  return blocks > 1 && block_size > larger_than ? blocks : 0;
 }
 // Returns true if the op runs block by block along the axis.
-bool OpShardings::runs_by_blocks(const Node& op, Name axis, std::int64_t least) const {
+bool OpShardings::runs_by_blocks(const Node& op, Name axis, std::int64_t larger_than) const {
   int n = graph_.find(&op);
   return !is_chosen(n, Choice::gather) && !is_chosen(n, Choice::move_axes) &&
-         blocks_along(op, axis, least) > 0;
+         blocks_along(op, axis, larger_than) > 0;
 }
 // Returns true for a top-k that first selects candidates in each block.
 bool OpShardings::selects_by_blocks(const Node& n) const {

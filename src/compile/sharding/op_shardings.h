@@ -25,8 +25,8 @@ class OpShardings : PlanView {
   // along x, and [a, b] if no reader uses x.
   Sharding reduced_sharding(int n) const;
 
-  int blocks_along(const Node& op, Name axis, std::int64_t least = 0) const;
-  bool runs_by_blocks(const Node& op, Name axis, std::int64_t least = 0) const;
+  int blocks_along(const Node& op, Name axis, std::int64_t larger_than = 0) const;
+  bool runs_by_blocks(const Node& op, Name axis, std::int64_t larger_than = 0) const;
   // Returns the node whose sharding determines whether n is deferred to its readers. -1: n is not.
   int deferral_source(int n) const;
   // Returns true if the readers of n read its operand instead. `deferral_source(n)` must be

@@ -4,7 +4,7 @@
 #include "base/where.h"
 #include "compile/sharding/passes.h"
 #include "compile/sharding/planner.h"
-#include "compile/sharding/report/gather_reasons.h"
+#include "compile/sharding/gather_reasons.h"
 
 namespace haliax {
 
@@ -78,8 +78,9 @@ bool Partition::has_even_blocks() const {
     auto& n = m.current.graph->node(v.node);
     bool is_even_loop =
         !v.is<RunLoop>() || divides(loop_of(n).axis, m.current.plan.loop(v.loop()).shared_by);
-    return is_even_loop && std::all_of(n.axes.begin(), n.axes.end(),
-                                       [&](auto& a) { return divides(a, v.at.mesh_axes(a.name)); });
+    return is_even_loop && std::all_of(n.axes.begin(), n.axes.end(), [&](auto& a) {
+             return divides(a, v.sharding.mesh_axes(a.name));
+           });
   };
   return std::all_of(m.current.plan.versions.begin(), m.current.plan.versions.end(),
                      [&](auto& v) { return !v.live || is_even(v); });
@@ -89,7 +90,7 @@ std::string Partition::text() const {
 }
 std::int64_t Partition::size() const {
   return std::count_if(impl_->current.plan.versions.begin(), impl_->current.plan.versions.end(),
-                       [](auto& s) { return s.live; });
+                       [](auto& v) { return v.live; });
 }
 void Partition::verify(const char* after) const {
   partitioning::verify(impl_->current.plan, *impl_->current.graph, after, &impl_->requested);

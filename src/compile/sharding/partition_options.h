@@ -25,7 +25,7 @@ struct PartitionOptions {
 };
 struct PartitionInput {
   NodePtr global;
-  Sharding at;
+  Sharding sharding;
 };
 
 }  // namespace haliax

@@ -12,6 +12,7 @@ namespace haliax::partitioning {
 using prim::kNegligibleBytes;
 // Bytes per device in one bucket. Larger buckets would keep too many arrays live while they wait.
 constexpr double kBucket = 32 << 20;
+constexpr int kMaxRingSteps = 32;  // the Program contains the body of a ring once per step
 
 // A graph with its plan. A pass that changes the graph plans it again.
 struct Planned {

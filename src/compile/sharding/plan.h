@@ -60,7 +60,7 @@ struct Version {
                             RingReturn, RunLoop, ResultOfLoop>;
   Kind kind = Given{};
   int node = -1, body = 0;
-  Sharding at = {};
+  Sharding sharding = {};
   std::vector<int> in = {};  // versions, one for each operand (-1: none)
   bool live = false;
   int bucket = -1;  // versions with the same bucket share one collective
@@ -127,9 +127,8 @@ struct LoopPlan {
   // The mesh axis around which the blocks rotate: each device runs all iterations and starts with
   // its own block. Either this or `shared_by` is empty.
   MeshAxes ring_axes = {};
-  // sharding of each result, in an iteration and after the loop
-  std::vector<Sharding> inside = {}, at = {};
-  std::vector<std::vector<int>> value = {};  // [result][body]: versions
+  std::vector<Sharding> inside = {}, after_loop = {};  // shardings of each result
+  std::vector<std::vector<int>> value = {};            // [result][body]: versions
   std::vector<std::vector<int>> carry = {};  // [result][body]: placeholders of the carried values
   std::vector<int> start = {};
 };
@@ -158,7 +157,7 @@ struct Plan {
 // value of a loop.
 std::vector<std::vector<int>> readers_of(const Plan&);
 
-// Sets `live` for the versions that a root depends on, and recomputes Plan::bytes (bucket.cpp).
+// Sets `live` for the versions that a root depends on, and recomputes Plan::bytes.
 void drop_dead_versions(Plan&);
 // Returns the plan in human-readable form (report/print.cpp).
 std::string to_string(const Plan&, const GlobalGraph&);

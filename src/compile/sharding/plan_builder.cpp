@@ -27,13 +27,13 @@ int PlanBuilder::add_computed(Version v, double points) {
   return k;
 }
 void PlanBuilder::add_alternative(int n, OpChoice choice) {
-  if (state_.finds_alternatives) draft_.alternatives.push_back({n, choice});
+  if (state_.finds_alternatives) draft_.op_alternatives.push_back({n, choice});
 }
-void PlanBuilder::add_stack_alternative(int loop, std::size_t result, const Sharding& at) {
-  mutable_state_.stacks[{loop, result}] = at;
+void PlanBuilder::add_stack_alternative(int loop, std::size_t result, const Sharding& sharding) {
+  mutable_state_.stack_alternatives[{loop, result}] = sharding;
 }
-void PlanBuilder::add_constraint(int n, Sharding at) {
-  mutable_state_.constraints.try_emplace(n, std::move(at));
+void PlanBuilder::add_constraint(int n, Sharding sharding) {
+  mutable_state_.constraints.try_emplace(n, std::move(sharding));
 }
 
 int PlanBuilder::add_loop(int n) {

@@ -20,7 +20,7 @@ class PlanBuilder : public PlanView {
   void add_stack_alternative(int loop, std::size_t result, const Sharding&);
   void add_constraint(int n, Sharding);
   void set_planned(int n) { draft_.at(n).planned = true; }
-  void set_lazy(int n, int depth) { draft_.at(n).lazy = char(depth); }
+  void set_lazy(int n, int depth) { draft_.at(n).lazy_depth = depth; }
   void set_replacement(int n, int k) { draft_.at(n).replacement = k; }
   // Makes a version of another node a version of n as well.
   void reuse_version(int n, int k) { draft_.at(n).versions.push_back(k); }

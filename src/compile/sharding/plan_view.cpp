@@ -39,8 +39,6 @@ MeshAxes PlanView::local_iterations_over(int n) const {
   }
   return {};
 }
-// Returns the sharding that the node needs of operand k. A slice at the index of a loop with shared
-// iterations needs the sliced axis sharded along the mesh axes that share them.
 Sharding PlanView::operand_sharding(int n, std::size_t k, const Sharding& work) const {
   auto need = rules::operand_sharding(node(n), k, work, mesh_);
   if (auto mesh_axes = local_iterations_over(n); k == 0 && !mesh_axes.empty())
@@ -71,8 +69,8 @@ const Sharding& PlanView::sharding_of(int n) const {
   static const Sharding replicated;
   if (replacement(n) >= 0) return sharding_of(replacement(n));
   if (node(n).op == &prim::kShardingConstraint && is_planned(n)) return state_.constraints.at(n);
-  if (is_open(n) || versions(n).empty()) return replicated;
-  return version(versions(n)[0]).at;
+  if (fits_any_sharding(n) || versions(n).empty()) return replicated;
+  return version(versions(n)[0]).sharding;
 }
 bool PlanView::is_chosen(int n, OpChoice choice) const {
   auto found = state_.choices->ops.find(n);

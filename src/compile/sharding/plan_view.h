@@ -12,12 +12,13 @@ struct Draft {  // the state that a further attempt to plan a loop restores
   Plan plan;
   struct Planning {                  // planning state of a node
     std::vector<int> versions = {};  // the first version is the computed one
-    char lazy = 0;  // > 0: each reader computes the node; depth of its chain of such ops
+    // > 0: each reader computes the node; length of the chain of such ops
+    int lazy_depth = 0;
     bool planned = false;
     int replacement = -1;  // the node that replaces it; -1: none
   };
   std::vector<Planning> nodes;
-  std::vector<std::pair<int, OpChoice>> alternatives;  // (node, alternative)
+  std::vector<std::pair<int, OpChoice>> op_alternatives;  // (node, alternative)
   Planning& at(int n) { return nodes[std::size_t(n)]; }
   const Planning& at(int n) const { return nodes[std::size_t(n)]; }
 };
@@ -37,7 +38,7 @@ struct PlanState {
   std::map<int, Sharding> constraints = {};  // shardings of the planned constraints
   std::vector<OpenBody> open_bodies = {};    // the bodies that are being planned, outermost first
   // alternatives to the sharding in which a loop stacks a result, see Choices::stacks
-  std::map<std::pair<int, std::size_t>, Sharding> stacks = {};
+  std::map<std::pair<int, std::size_t>, Sharding> stack_alternatives = {};
   int cause = -1;  // Version::cause of new versions
 };
 
@@ -54,14 +55,14 @@ class PlanView {
   double bytes(int n, const Sharding& s) const { return graph_.bytes(n, s); }
 
   const Plan& plan() const { return state_.draft.plan; }
-  const Version& version(int s) const { return plan().version(s); }
+  const Version& version(int v) const { return plan().version(v); }
   const std::vector<int>& versions(int n) const { return state_.draft.at(n).versions; }
   bool is_planned(int n) const { return state_.draft.at(n).planned; }
   int replacement(int n) const { return state_.draft.at(n).replacement; }
-  bool is_lazy(int n) const { return state_.draft.at(n).lazy; }
+  bool is_lazy(int n) const { return state_.draft.at(n).lazy_depth > 0; }
   // Returns true if each reader obtains the value in the sharding that it needs, without
   // communication.
-  bool is_open(int n) const { return generated(n) || is_lazy(n); }
+  bool fits_any_sharding(int n) const { return generated(n) || is_lazy(n); }
   // Returns the sharding in which the value was computed, or that its constraint requires.
   const Sharding& sharding_of(int n) const;
   // Returns the sharding that the node needs of operand k. A slice at the index of a loop with

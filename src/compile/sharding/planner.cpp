@@ -17,21 +17,22 @@ PlannerResult Planner::run(const Choices& choices, bool find_alternatives) {
   state_.draft = {};
   state_.open_bodies.clear();
   state_.constraints.clear();
-  state_.stacks.clear();
+  state_.stack_alternatives.clear();
   auto& plan = state_.draft.plan;
   plan.bodies.emplace_back();
   PlanBuilder builder(state_);
   builder.track_new_nodes();
   for (auto& i : inputs_)
     if (int n = graph.find(i.global.get()); n >= 0)
-      builder.add_computed({.kind = Given{}, .node = n, .at = i.at});
+      builder.add_computed({.kind = Given{}, .node = n, .sharding = i.sharding});
   for (int n : graph.level(-1, 0).order) ops_.compute(n);
   for (std::size_t k = 0; k < requested_.size(); ++k) {
     int n = graph.roots[k];
     plan.roots.push_back(versions_.obtain(n, requested_[k].on(graph.node(n).axes)));
   }
   drop_dead_versions(plan);
-  return {std::move(plan), std::move(state_.draft.alternatives), std::move(state_.stacks)};
+  return {std::move(plan), std::move(state_.draft.op_alternatives),
+          std::move(state_.stack_alternatives)};
 }
 
 }  // namespace haliax::partitioning

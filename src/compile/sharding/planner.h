@@ -16,8 +16,8 @@ namespace haliax::partitioning {
 // that it follows, and for a result of a loop, the sharding in which it is stacked.
 struct PlannerResult {
   Plan plan;
-  std::vector<std::pair<int, OpChoice>> alternatives;
-  std::map<std::pair<int, std::size_t>, Sharding> stacks;
+  std::vector<std::pair<int, OpChoice>> op_alternatives;
+  std::map<std::pair<int, std::size_t>, Sharding> stack_alternatives;
 };
 
 class Planner {
@@ -32,6 +32,7 @@ class Planner {
   const std::vector<PartitionInput>& inputs_;
   const std::vector<Sharding>& requested_;
   PlanState state_;
+  // The parts refer to each other, also before they are constructed.
   VersionPlanner versions_{state_, ops_};
   LoopPlanner loops_{state_, ops_, versions_};
   OpPlanner ops_{state_, versions_, loops_};

@@ -65,13 +65,13 @@ StackingLoop stacking_loop_of(GlobalGraph& graph, int loop, const Node* index) {
 // Returns true if the loop computes the value in this sharding, and can stack it over its
 // iterations. A loop over chunks only stacks values that have the chunk axis.
 bool can_stack(const Plan& plan, const GlobalGraph& graph, const LoopPlan& p, const NodePtr& value,
-               const Sharding& at) {
+               const Sharding& sharding) {
   auto& l = loop_of(graph.node(p.node));
   auto* chunk = find(*value, l.axis.name);
   auto& versions = plan.body(p.bodies[0]).versions;
   bool computes = std::any_of(versions.begin(), versions.end(), [&](int k) {
     auto& v = plan.version(k);
-    return v.live && graph.ptr(v.node) == value && v.at == at;
+    return v.live && graph.ptr(v.node) == value && v.sharding == sharding;
   });
   return computes && (l.drop ? !chunk : chunk && chunk->size == prim::index_chunk(*l.index[0]));
 }
@@ -105,7 +105,7 @@ std::vector<Residual> residuals_of(const Plan& plan, GlobalGraph& graph, const L
       bool is_sibling =
           runs_over(loop_of(*loop), index) && plan.body(other.bodies[0]).parent == body.parent;
       if (!(is_shared ? is_sibling : loop == stacking.loop) ||
-          !can_stack(plan, graph, other, earlier, v.at))
+          !can_stack(plan, graph, other, earlier, v.sharding))
         continue;
       out.push_back({loop, earlier, later});
       break;
@@ -159,7 +159,8 @@ Planned with_all_residuals(Planned best, bool regather, const Replan& replan) {
 }
 
 // ---- weights that are gathered again ----
-struct Gathered {
+// A gathered weight and some of its readers: those in one loop, or those in this body.
+struct GatheredWeight {
   // The gathers, one per mesh axis, and casts and views of the gathered weight, in order.
   std::vector<int> versions;
   std::vector<int> readers;  // versions that read them: in this body, or in one loop
@@ -180,36 +181,36 @@ struct Regather {
   // per body: bytes of gathered weights from outside that stay resident throughout
   std::vector<double> resident_before;
   // The top, and bodies that gathers have entered. Other loops gather weights as their layers do.
-  std::set<int> open = {0};
+  std::set<int> entered = {0};
 
-  bool gathers(int k, int r) const {
-    auto& s = plan.version(k);
-    return s.gathers() && s.body == r && graph.is_weight(s.node);
+  bool gathers(int k, int body) const {
+    auto& v = plan.version(k);
+    return v.gathers() && v.body == body && graph.is_weight(v.node);
   }
   // Returns true for a cast or a view of a weight. Returns false for a barrier, which marks a
   // weight that is rematerialized.
-  bool is_view(int k, int r) const {
-    auto& s = plan.version(k);
-    return s.is<Compute>() && s.body == r && graph.is_weight(s.node) &&
-           graph.ptr(s.node)->op != &prim::kBarrier;
+  bool is_view(int k, int body) const {
+    auto& v = plan.version(k);
+    return v.is<Compute>() && v.body == body && graph.is_weight(v.node) &&
+           graph.ptr(v.node)->op != &prim::kBarrier;
   }
   // Returns the position of a version, or of the enclosing loop, among the versions of a body.
-  int place(int k, int r) const {
-    while (plan.version(k).body != r) k = loop_version[std::size_t(plan.version(k).body)];
-    auto& all = plan.body(r).versions;
+  int place(int k, int body) const {
+    while (plan.version(k).body != body) k = loop_version[std::size_t(plan.version(k).body)];
+    auto& all = plan.body(body).versions;
     return int(std::find(all.begin(), all.end(), k) - all.begin());
   }
   int common(int a, int b) const {  // innermost common body; outer bodies precede inner ones
     while (a != b) (a > b ? a : b) = plan.body(std::max(a, b)).parent;
     return a;
   }
-  // Returns the body in r that is `inner` or contains it. Returns r if `inner` is r.
-  int body_towards(int r, int inner) const {
-    while (inner != r && plan.body(inner).parent != r) inner = plan.body(inner).parent;
+  // Returns the body in `outer` that is `inner` or contains it. Returns `outer` if they are equal.
+  int body_towards(int outer, int inner) const {
+    while (inner != outer && plan.body(inner).parent != outer) inner = plan.body(inner).parent;
     return inner;
   }
 
-  void find_places(Gathered& g) const {
+  void find_places(GatheredWeight& g) const {
     for (int k : g.readers)
       g.body = g.body < 0 ? plan.version(k).body : common(g.body, plan.version(k).body);
     std::set<int> places;
@@ -220,25 +221,25 @@ struct Regather {
         g.idle_to = *next;
       }
   }
-  // Groups the readers of a weight that is gathered in r: readers in this body, and readers in each
-  // loop. Returns nothing if a loop or a result reads the gathered weight as such.
-  std::vector<Gathered> readers_by_loop(int gather, int r) const {
-    Gathered all;
+  // Groups the readers of a weight that is gathered in `outer`: readers in this body, and readers
+  // in each loop. Returns nothing if a loop or a result reads the gathered weight as such.
+  std::vector<GatheredWeight> readers_by_loop(int gather, int outer) const {
+    GatheredWeight all;
     all.versions = {gather};
-    std::map<int, Gathered> parts;  // by body
+    std::map<int, GatheredWeight> by_loop;  // by body
     for (std::size_t i = 0; i < all.versions.size(); ++i) {
       all.bytes = std::max(all.bytes, graph.bytes(plan.version(all.versions[i]).node,
-                                                  plan.version(all.versions[i]).at));
+                                                  plan.version(all.versions[i]).sharding));
       for (int k : readers[std::size_t(all.versions[i])]) {
         if (k < 0 || plan.version(k).is<RunLoop>()) return {};
-        bool is_gathered = gathers(k, r) || is_view(k, r);
+        bool is_gathered = gathers(k, outer) || is_view(k, outer);
         auto& list =
-            is_gathered ? all.versions : parts[body_towards(r, plan.version(k).body)].readers;
+            is_gathered ? all.versions : by_loop[body_towards(outer, plan.version(k).body)].readers;
         if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
       }
     }
-    std::vector<Gathered> out;
-    for (auto& [body, g] : parts) {
+    std::vector<GatheredWeight> out;
+    for (auto& [body, g] : by_loop) {
       g.versions = all.versions;
       g.bytes = all.bytes;
       find_places(g);
@@ -246,13 +247,14 @@ struct Regather {
     }
     return out;
   }
-  // Returns the gathers in r that are large, one entry per weight.
-  std::vector<std::vector<Gathered>> large_gathers(int r) const {
-    std::vector<std::vector<Gathered>> out;
-    for (int k : plan.body(r).versions)
-      if (gathers(k, r) && !gathers(plan.version(k).in[0], r))
-        if (auto parts = readers_by_loop(k, r); !parts.empty() && parts[0].bytes > kNegligibleBytes)
-          out.push_back(std::move(parts));
+  // Returns the gathers in the body that are large, one entry per weight.
+  std::vector<std::vector<GatheredWeight>> large_gathers(int body) const {
+    std::vector<std::vector<GatheredWeight>> out;
+    for (int k : plan.body(body).versions)
+      if (gathers(k, body) && !gathers(plan.version(k).in[0], body))
+        if (auto by_loop = readers_by_loop(k, body);
+            !by_loop.empty() && by_loop[0].bytes > kNegligibleBytes)
+          out.push_back(std::move(by_loop));
     return out;
   }
   const Loop& loop(int body) const {
@@ -260,14 +262,15 @@ struct Regather {
   }
   // Returns true if another loop over the same axis reads the weight. One of the two loops then
   // rematerializes the iterations of the other one for their gradients.
-  bool rematerializes(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
-    return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
-      return &other != &g && other.body != r &&
-             loop(body_towards(r, other.body)).axis == loop(body_towards(r, g.body)).axis;
+  bool rematerializes(const GatheredWeight& g, const std::vector<GatheredWeight>& by_loop,
+                      int outer) const {
+    return std::any_of(by_loop.begin(), by_loop.end(), [&](auto& other) {
+      return &other != &g && other.body != outer &&
+             loop(body_towards(outer, other.body)).axis == loop(body_towards(outer, g.body)).axis;
     });
   }
   // Returns true if the loop accumulates a value with the axes of the weight, such as its gradient.
-  bool trains(const Gathered& g, int body) const {
+  bool trains(const GatheredWeight& g, int body) const {
     auto& weight = graph.node(plan.version(g.versions[0]).node);
     auto& all = loop(body).results;
     return std::any_of(all.begin(), all.end(), [&](auto& r) {
@@ -277,9 +280,10 @@ struct Regather {
   // Returns true if the gather may move into the loop: its devices run the same iterations, no flag
   // skips an iteration, and each iteration covers one position of the axis. A loop over chunks has
   // many iterations, which share the gathered weight.
-  bool may_move_into(const Gathered& g, int r) const {
-    auto& shared_axes = plan.loop(plan.body(r).loop).shared_by;
-    if (!loop(r).drop || graph.is_conditional(plan.loop(plan.body(r).loop).node)) return false;
+  bool may_move_into(const GatheredWeight& g, int body) const {
+    auto& shared_axes = plan.loop(plan.body(body).loop).shared_by;
+    if (!loop(body).drop || graph.is_conditional(plan.loop(plan.body(body).loop).node))
+      return false;
     return std::none_of(g.versions.begin(), g.versions.end(), [&](int k) {
       return std::any_of(shared_axes.begin(), shared_axes.end(),
                          [&](int m) { return plan.version(k).step().over.has(m); });
@@ -288,82 +292,93 @@ struct Regather {
 
   // Repeats a gather for some of its readers, just before the first of them. For example, a weight
   // is gathered once and read by f and b; repeated for {b}: gather, f, gather again, b.
-  void repeat(const Gathered& g, const std::set<int>& for_readers, int r) {
+  void repeat(const GatheredWeight& g, const std::set<int>& for_readers, int body) {
+    const auto copy_of = copy_versions(g, for_readers, body);
+    for (auto& [k, copy] : copy_of) move_readers(k, copy, for_readers, copy_of);
+    for (int k : for_readers) read_copies(plan.version(k), copy_of);
+  }
+  // Copies the versions of g that these readers need. Returns the copy of each.
+  std::map<int, int> copy_versions(const GatheredWeight& g, const std::set<int>& for_readers,
+                                   int body) {
     std::set<int> requested;
     for (auto k = g.versions.rbegin(); k != g.versions.rend(); ++k)
       for (int x : readers[std::size_t(*k)])
         if (requested.count(x) || for_readers.count(x)) requested.insert(*k);
-    int first = *std::min_element(for_readers.begin(), for_readers.end(),
-                                  [&](int a, int b) { return place(a, r) < place(b, r); });
-    auto& versions = plan.body(r).versions;
-    auto before = versions.begin() + place(first, r);
+    const int first = *std::min_element(for_readers.begin(), for_readers.end(), [&](int a, int b) {
+      return place(a, body) < place(b, body);
+    });
+    auto& versions = plan.body(body).versions;
+    auto before = versions.begin() + place(first, body);
     std::map<int, int> copy_of;
     for (int k : g.versions) {
       if (!requested.count(k)) continue;
-      Version s = plan.version(k);
-      for (int& x : s.in)
-        if (copy_of.count(x)) x = copy_of[x];
-      s.cause = plan.version(first).node;
-      s.body = r;
+      Version v = plan.version(k);
+      read_copies(v, copy_of);
+      v.cause = plan.version(first).node;
+      v.body = body;
       copy_of[k] = int(plan.versions.size());
-      plan.versions.push_back(std::move(s));
+      plan.versions.push_back(std::move(v));
       readers.emplace_back();
       before = versions.insert(before, copy_of[k]) + 1;
     }
-    for (auto& [k, t] : copy_of) {
-      auto& old = readers[std::size_t(k)];
-      for (int x : old)
-        if (for_readers.count(x) || copy_of.count(x))
-          readers[std::size_t(t)].push_back(for_readers.count(x) ? x : copy_of[x]);
-      std::erase_if(old, [&](int x) { return for_readers.count(x) > 0; });
-    }
-    for (int k : for_readers)
-      for (int& x : plan.version(k).in)
-        if (copy_of.count(x)) x = copy_of[x];
+    return copy_of;
+  }
+  static void read_copies(Version& v, const std::map<int, int>& copy_of) {
+    for (int& x : v.in)
+      if (auto copy = copy_of.find(x); copy != copy_of.end()) x = copy->second;
+  }
+  // Updates `readers`: these readers, and copies of readers, read the copy of version k.
+  void move_readers(int k, int copy, const std::set<int>& for_readers,
+                    const std::map<int, int>& copy_of) {
+    auto& old = readers[std::size_t(k)];
+    for (int x : old)
+      if (for_readers.count(x) || copy_of.count(x))
+        readers[std::size_t(copy)].push_back(for_readers.count(x) ? x : copy_of.at(x));
+    std::erase_if(old, [&](int x) { return for_readers.count(x) > 0; });
   }
 
   // Moves gathers into loops, as long as more than `limit` bytes would be resident otherwise.
   // Returns the bytes of weights that each body reads from outside.
-  std::map<int, double> move_into_loops(std::vector<std::vector<Gathered>>& weights, int r,
-                                        double limit) {
+  std::map<int, double> move_into_loops(std::vector<std::vector<GatheredWeight>>& weights,
+                                        int outer, double limit) {
     std::set<int> trained;  // bodies that accumulate gradients of weights
-    for (auto& parts : weights)
-      for (auto& g : parts)
-        if (int body = body_towards(r, g.body);
-            body != r && g.is_idle() && trains(g, body) && !rematerializes(g, parts, r))
+    for (auto& by_loop : weights)
+      for (auto& g : by_loop)
+        if (int body = body_towards(outer, g.body);
+            body != outer && g.is_idle() && trains(g, body) && !rematerializes(g, by_loop, outer))
           trained.insert(body);
     std::map<int, double> inside;
-    for (auto& parts : weights)
-      for (auto& g : parts) {
-        if (g.body == r) continue;
-        int body = body_towards(r, g.body);
+    for (auto& by_loop : weights)
+      for (auto& g : by_loop) {
+        if (g.body == outer) continue;
+        int body = body_towards(outer, g.body);
         g.is_in_loop = trained.count(body) && may_move_into(g, body) &&
-                       resident_before[std::size_t(r)] + inside[body] + g.bytes > limit;
+                       resident_before[std::size_t(outer)] + inside[body] + g.bytes > limit;
         if (g.is_in_loop)
-          open.insert(body);
+          entered.insert(body);
         else
           inside[body] += g.bytes;
       }
-    for (auto& parts : weights)
-      if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.is_in_loop; }))
-        for (auto& g : parts)
+    for (auto& by_loop : weights)
+      if (std::any_of(by_loop.begin(), by_loop.end(), [](auto& g) { return g.is_in_loop; }))
+        for (auto& g : by_loop)
           repeat(g, {g.readers.begin(), g.readers.end()},
-                 g.is_in_loop ? body_towards(r, g.body) : r);
+                 g.is_in_loop ? body_towards(outer, g.body) : outer);
     return inside;
   }
   // Repeats gathers after the longest interval without a reader, except those with the shortest
   // intervals, which stay resident up to `limit` bytes. resident: bytes that are resident while
   // each version of the body is computed.
-  void repeat_after_intervals(int r, std::vector<double>& resident, double limit) {
-    std::vector<Gathered> idle, repeated;
-    for (auto& parts : large_gathers(r)) {
-      Gathered g;
-      g.versions = parts[0].versions;
-      g.bytes = parts[0].bytes;
-      for (auto& part : parts)
+  void repeat_after_intervals(int outer, std::vector<double>& resident, double limit) {
+    std::vector<GatheredWeight> idle, repeated;
+    for (auto& by_loop : large_gathers(outer)) {
+      GatheredWeight g;
+      g.versions = by_loop[0].versions;
+      g.bytes = by_loop[0].bytes;
+      for (auto& part : by_loop)
         g.readers.insert(g.readers.end(), part.readers.begin(), part.readers.end());
       find_places(g);
-      if (g.body == r && g.is_idle()) idle.push_back(std::move(g));
+      if (g.body == outer && g.is_idle()) idle.push_back(std::move(g));
     }
     std::stable_sort(idle.begin(), idle.end(), [](auto& x, auto& y) {
       return x.idle_to - x.idle_from < y.idle_to - y.idle_from;
@@ -375,31 +390,33 @@ struct Regather {
       else
         std::for_each(from, to, [&](double& b) { b += g.bytes; });
     }
-    each_inner_body(
-        r, [&](int body, std::size_t at) { resident_before[std::size_t(body)] = resident[at]; });
+    each_inner_body(outer, [&](int body, std::size_t at) {
+      resident_before[std::size_t(body)] = resident[at];
+    });
     for (auto& g : repeated) {
       std::set<int> for_readers;
       for (int k : g.readers)
-        if (place(k, r) >= g.idle_to) for_readers.insert(k);
-      repeat(g, for_readers, r);
+        if (place(k, outer) >= g.idle_to) for_readers.insert(k);
+      repeat(g, for_readers, outer);
     }
   }
-  // Calls f(body, position of its loop) for the bodies of the loops in r.
-  template <class F> void each_inner_body(int r, F f) const {
-    for (int k : plan.body(r).versions)
-      for (int body : plan.bodies_of(plan.version(k))) f(body, std::size_t(place(k, r)));
+  // Calls f(body, position of its loop) for the bodies of the loops in `outer`.
+  template <class F> void each_inner_body(int outer, F f) const {
+    for (int k : plan.body(outer).versions)
+      for (int body : plan.bodies_of(plan.version(k))) f(body, std::size_t(place(k, outer)));
   }
 
-  void run(int r) {
-    auto weights = large_gathers(r);
+  void run(int outer) {
+    auto weights = large_gathers(outer);
     double limit = kBucket;  // at least one weight may be resident
-    for (auto& parts : weights)
-      for (auto& g : parts)
-        if (g.body != r || g.is_idle()) limit = std::max(limit, g.bytes);
-    auto inside = move_into_loops(weights, r, limit);
-    std::vector<double> resident(plan.body(r).versions.size(), resident_before[std::size_t(r)]);
-    each_inner_body(r, [&](int body, std::size_t at) { resident[at] += inside[body]; });
-    repeat_after_intervals(r, resident, limit);
+    for (auto& by_loop : weights)
+      for (auto& g : by_loop)
+        if (g.body != outer || g.is_idle()) limit = std::max(limit, g.bytes);
+    auto inside = move_into_loops(weights, outer, limit);
+    std::vector<double> resident(plan.body(outer).versions.size(),
+                                 resident_before[std::size_t(outer)]);
+    each_inner_body(outer, [&](int body, std::size_t at) { resident[at] += inside[body]; });
+    repeat_after_intervals(outer, resident, limit);
   }
 };
 void regather(Plan& plan, const GlobalGraph& graph) {
@@ -407,8 +424,8 @@ void regather(Plan& plan, const GlobalGraph& graph) {
                std::vector<double>(plan.bodies.size())};
   for (int k = 0; k < int(plan.versions.size()); ++k)
     for (int body : plan.bodies_of(plan.version(k))) all.loop_version[std::size_t(body)] = k;
-  for (int r = 0; r < int(plan.bodies.size()); ++r)  // outer bodies precede inner ones
-    if (all.open.count(r)) all.run(r);
+  for (int body = 0; body < int(plan.bodies.size()); ++body)  // outer bodies precede inner ones
+    if (all.entered.count(body)) all.run(body);
   drop_dead_versions(plan);
 }
 

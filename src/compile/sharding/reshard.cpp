@@ -15,7 +15,7 @@ struct Resharding {
   std::vector<ReshardStep> steps = {};
 
   double bytes(const Sharding& s) const { return local_size(axes, s, mesh) * bytes_of(dtype); }
-  double ring(const MeshAxes& over, double n) const {
+  double ring_bytes(const MeshAxes& over, double n) const {
     double g = ranks(mesh, over);
     return (g - 1) / g * n;
   }
@@ -76,12 +76,12 @@ struct Resharding {
           mixed |= monoid && *monoid != m;
           monoid = m;
         }
-
       if (mixed) continue;
       auto next = now;
       next.set(name, reached);
       for (int x : over) next.resolve(x);
-      return add({ReshardStep::Kind::reduce_scatter, next, over, name, ring(over, bytes(now))});
+      return add(
+          {ReshardStep::Kind::reduce_scatter, next, over, name, ring_bytes(over, bytes(now))});
     }
     return false;
   }
@@ -99,7 +99,6 @@ struct Resharding {
         placed.push_back(requested[reached]);
         ++reached;
       }
-
       next.set(name, requested.prefix(reached));
     }
     for (auto& [name, have] : now.dims) {
@@ -123,7 +122,7 @@ struct Resharding {
     return exchange(next);
   }
   bool exchange(const Sharding& next) {
-    return add(exchange_step(mesh, {{.axes = axes, .at = now}}, axes, dtype, next));
+    return add(exchange_step(mesh, {{.axes = axes, .sharding = now}}, axes, dtype, next));
   }
   bool exchange_directly() {  // if blocks are not nested, each device receives its final block
     auto next = now;
@@ -139,9 +138,9 @@ struct Resharding {
           over.push_back(x);
           next.resolve(x);
         }
-
       if (!over.empty())
-        return add({ReshardStep::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
+        return add(
+            {ReshardStep::Kind::all_reduce, next, over, {}, 2 * ring_bytes(over, bytes(now))});
     }
     return false;
   }
@@ -150,10 +149,9 @@ struct Resharding {
       int keep = have.common(to.mesh_axes(name));
       if (keep == have.size() || !nested(axis(name), have, keep, mesh)) continue;
       auto next = now;
-      auto over = have.from(keep), rest = have.prefix(keep);
-      auto along = name;
-      next.set(along, rest);
-      return add({ReshardStep::Kind::all_gather, next, over, along, ring(over, bytes(next))});
+      auto over = have.from(keep);
+      next.set(name, have.prefix(keep));
+      return add({ReshardStep::Kind::all_gather, next, over, name, ring_bytes(over, bytes(next))});
     }
     return false;
   }
@@ -162,9 +160,9 @@ struct Resharding {
 }  // namespace
 
 ReshardStep exchange_step(const Mesh& mesh, const std::vector<CopyBox>& boxes, const Axes& axes,
-                          DType dtype, const Sharding& at, Name axis) {
-  return {ReshardStep::Kind::exchange, at, exchange_over(boxes, axes, at), axis,
-          exchange_bytes(boxes, axes, at, bytes_of(dtype), mesh)};
+                          DType dtype, const Sharding& sharding, Name axis) {
+  return {ReshardStep::Kind::exchange, sharding, exchange_over(boxes, axes, sharding), axis,
+          exchange_bytes(boxes, axes, sharding, bytes_of(dtype), mesh)};
 }
 program::CollectiveKind ReshardStep::collective() const {
   using program::CollectiveKind;

@@ -27,9 +27,9 @@ struct ReshardStep {
 
   program::CollectiveKind collective() const;
 };
-// Returns the all-to-all that yields a value with the sharding `at` from boxes of others.
+// Returns the all-to-all that yields a value with this sharding from boxes of others.
 ReshardStep exchange_step(const Mesh&, const std::vector<CopyBox>&, const Axes&, DType,
-                          const Sharding& at, Name axis = {});
+                          const Sharding& sharding, Name axis = {});
 // Orders the steps: steps without communication, then steps that shrink the data, then steps that
 // grow the data. [a: x] is an array with axis a sharded along mesh axis x:
 //

@@ -20,8 +20,6 @@
 namespace haliax::partitioning {
 namespace {
 
-constexpr int kMaxRingSteps = 32;  // the program contains a body per ring step
-
 bool is_block(const SliceAttr& s, std::int64_t size) {
   return !s.drop && s.start == 0 && s.step == 1 && s.size == size;
 }
@@ -86,7 +84,7 @@ bool LoopPlanner::plan_ring_receive(int n) {
     const ReshardStep step{
         .to = at, .over = o.ring_axes, .axis = axis, .bytes = bytes(n, at) * remote_share};
     const int from = versions_.obtain(operand(n, 0), source);
-    add_computed({.kind = RingReceive{step}, .node = n, .at = at, .in = {from}});
+    add_computed({.kind = RingReceive{step}, .node = n, .sharding = at, .in = {from}});
     return true;
   }
   return false;
@@ -102,7 +100,7 @@ int LoopPlanner::add_ring_return(const LoopAttempt& a, int n, const Sharding& at
                          .axis = a.l.axis.name,
                          .bytes = bytes(n, complete) * remote_share};
   return add(
-      {.kind = RingReturn{step}, .node = n, .at = complete, .in = {versions_.obtain(n, at)}});
+      {.kind = RingReturn{step}, .node = n, .sharding = complete, .in = {versions_.obtain(n, at)}});
 }
 // Returns true if the loop cannot be a ring loop after all: it contains another collective along
 // the mesh axis, or a replicated result depends on the order of iterations by rounding.
@@ -114,7 +112,7 @@ bool LoopPlanner::breaks_ring(const LoopAttempt& a) const {
     auto& v = plan().version(a.plan.value[k][0]);
     bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min ||
                                           !is_float(node(v.node).dtype));
-    bool own = r.fold != Fold::stack && (v.at.uses(x) || v.at.is_partial(x));
+    bool own = r.fold != Fold::stack && (v.sharding.uses(x) || v.sharding.is_partial(x));
     if (!v.is<RingReturn>() && !own && !exact) return true;
   }
   // the body of the loop, and the bodies of inner loops

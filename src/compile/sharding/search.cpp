@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "compile/sharding/planner.h"
-#include "compile/sharding/report/gather_reasons.h"
+#include "compile/sharding/gather_reasons.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -30,7 +30,7 @@ bool is_cheaper(const Plan& p, const GlobalGraph& graph, const Plan& other,
 Plan best_plan(GlobalGraph& graph, Planner& planner, bool strict) {
   Choices choices;
   const int given = int(graph.values.size());
-  auto [best, alternatives, stacks] = planner.run(choices, true);
+  auto [best, op_alternatives, stack_alternatives] = planner.run(choices, true);
   auto most_points = best.points * 1.01;
   auto accept = [&, &best = best](const Choices& c) {
     Plan p = planner.run(c, false).plan;
@@ -39,15 +39,15 @@ Plan best_plan(GlobalGraph& graph, Planner& planner, bool strict) {
     choices = c;
     return true;
   };
-  for (auto& [stack, at] : stacks) {
+  for (auto& [stack, sharding] : stack_alternatives) {
     auto c = choices;
-    c.stacks[stack] = at;
+    c.stacks[stack] = sharding;
     accept(c);
   }
   // Ops that look equal in each layer are decided together. Ops of an expansion are decided before
   // the op that they expand.
   std::map<std::tuple<bool, std::string, OpChoice>, std::set<int>> equal_ops;
-  for (auto& [n, choice] : alternatives)
+  for (auto& [n, choice] : op_alternatives)
     equal_ops[{n < given, op_signature(graph.node(n), choice), choice}].insert(n);
   struct Declined {
     const std::set<int>& nodes;

@@ -83,27 +83,27 @@ struct OrderCheck : PlanCheck {
   std::set<Monoid> reduced_monoids(const Version& v) const {  // monoids of the sums that complete
     std::set<Monoid> out;
     if (v.sums())
-      for (auto& [m, how] : plan.version(v.in[0]).at.partial)
+      for (auto& [m, how] : plan.version(v.in[0]).sharding.partial)
         if (v.step().over.has(m)) out.insert(how);
     return out;
   }
   // Checks the versions of a body, and of the loops in it, in execution order.
-  void body(int r) {
+  void check_body(int body) {
     int bucket = -1;
-    for (int k : plan.body(r).versions) {
+    for (int k : plan.body(body).versions) {
       auto& v = plan.version(k);
       must(!done[std::size_t(k)], v, "it is computed twice");
       if (v.live) {
         check_operands(v);
         check_bucket(v, bucket);
         bucket = v.bucket;
-        for (int inner : plan.bodies_of(v)) body(inner);
+        for (int inner : plan.bodies_of(v)) check_body(inner);
       }
       done[std::size_t(k)] = true;
     }
   }
   void run() {
-    body(0);
+    check_body(0);
     for (std::size_t k = 0; k < done.size(); ++k) {
       auto& v = plan.versions[k];
       bool listed = done[k] || plan.body(v.body).versions.empty();
@@ -129,11 +129,11 @@ struct ShardingCheck : PlanCheck {
         for (int x : l.shared_by)
           // a mesh axis of size 1 shares nothing
           if (graph.mesh.axes()[std::size_t(x)].second > 1) use(x);
-    for (auto& [name, mesh_axes] : v.at.dims) {
+    for (auto& [name, mesh_axes] : v.sharding.dims) {
       must(find_axis(node(v).axes, name), v, "sharded axis {} is not in {}", name, node(v).axes);
       for (int x : mesh_axes) use(x);
     }
-    for (auto& [x, m] : v.at.partial) use(x);
+    for (auto& [x, m] : v.sharding.partial) use(x);
   }
   // mesh axes that share the iterations of this index
   MeshAxes iterations_of(const Version& v, const Node& index) const {
@@ -154,17 +154,17 @@ struct ShardingCheck : PlanCheck {
     for (auto& a : n.axes) {
       auto rule = along(n, kResultSide, a.name);
       bool maps = rule.way == Way::map;
-      must(maps || v.at.mesh_axes(a.name).empty(), v,
+      must(maps || v.sharding.mesh_axes(a.name).empty(), v,
            "it computes the full axis {}, which is sharded", a.name);
       if (maps) {
         known.push_back(rule.point);
-        work.set(rule.point, v.at.mesh_axes(a.name));
+        work.set(rule.point, v.sharding.mesh_axes(a.name));
       }
     }
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (v.in[k] < 0 || is_order_only(n, k)) continue;
       for (auto& a : n.in[k]->axes) {
-        auto actual = plan.version(v.in[k]).at.mesh_axes(a.name);
+        auto actual = plan.version(v.in[k]).sharding.mesh_axes(a.name);
         auto rule = along(n, k, a.name);
         if (rule.way == Way::regroup) continue;
         bool needs_full = rule.way == Way::full || rule.way == Way::shift;
@@ -189,8 +189,8 @@ struct ShardingCheck : PlanCheck {
     auto& n = node(v);
     auto r = RegroupAttr::of(n);
     bool flattens = rules::flattens(n);
-    auto &x = plan.version(v.in[0]).at, &with_parts = flattens ? x : v.at;
-    auto& flat = flattens ? v.at : x;
+    auto &x = plan.version(v.in[0]).sharding, &with_parts = flattens ? x : v.sharding;
+    auto& flat = flattens ? v.sharding : x;
     Axes parts;
     for (auto p : r.parts) parts.push_back(*find_axis(flattens ? n.in[0]->axes : n.axes, p));
     auto expected = rules::split_over_parts(flat.mesh_axes(r.flat), parts, graph.mesh);
@@ -207,11 +207,11 @@ struct ShardingCheck : PlanCheck {
     const auto work = implied_work(v, created);
     if (rules::regroups(n)) check_regroup(v);
     const bool writes = rules::writes_into(n);
-    auto pending = [&](std::size_t k) -> auto& { return plan.version(v.in[k]).at.partial; };
+    auto pending = [&](std::size_t k) -> auto& { return plan.version(v.in[k]).sharding.partial; };
     auto counts = [&](std::size_t k) {
       return v.in[k] >= 0 && !is_order_only(n, k) && !(writes && k == 0);
     };
-    must(!writes || pending(0) == v.at.partial, v,
+    must(!writes || pending(0) == v.sharding.partial, v,
          "its target has other partial sums than its result");
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (!counts(k)) continue;
@@ -230,27 +230,28 @@ struct ShardingCheck : PlanCheck {
         created.add_partial(p.first, p.second);
       }
     }
-    must(created.partial == v.at.partial, v, "its operands imply {}, but its plan is {}", created,
-         v.at);
+    must(created.partial == v.sharding.partial, v, "its operands imply {}, but its plan is {}",
+         created, v.sharding);
   }
   // Checks that moved positions come from operands with the recorded sharding and fill the result
   // in order. The sharding along all other axes must not change.
   void check_move(const Version& v) const {
     std::int64_t done = 0;
     for (auto& p : v.boxes()) {
-      auto& x = plan.version(v.in[std::size_t(p.array)]).at;
-      must(p.at == x && x.partial == v.at.partial, v, "it is {}, but its operand is {}", v.at, x);
+      auto& x = plan.version(v.in[std::size_t(p.array)]).sharding;
+      must(p.sharding == x && x.partial == v.sharding.partial, v, "it is {}, but its operand is {}",
+           v.sharding, x);
       // an empty array is not communicated
       bool exchanged = v.communicates() || node(v).size() == 0;
       // received from other devices
       bool received = v.is<Shift>() && exchanged && !x.mesh_axes(p.axis).empty();
       for (auto& a : p.axes)
-        must(received || a.name == p.axis || x.mesh_axes(a.name) == v.at.mesh_axes(a.name), v,
+        must(received || a.name == p.axis || x.mesh_axes(a.name) == v.sharding.mesh_axes(a.name), v,
              "axis {} has another sharding", a.name);
-      for (auto& [layout, at] :
-           {std::pair(&p.source_layout, &x), std::pair(&p.result_layout, &v.at)})
+      for (auto& [layout, sharding] :
+           {std::pair(&p.source_layout, &x), std::pair(&p.result_layout, &v.sharding)})
         for (std::size_t k = 0; k < layout->parts.size(); ++k)
-          must(layout->mesh_axes[k] == at->mesh_axes(layout->parts[k].name), v,
+          must(layout->mesh_axes[k] == sharding->mesh_axes(layout->parts[k].name), v,
                "part {} has another sharding", layout->parts[k].name);
       auto last = p.from + (p.size - 1) * p.step, size = find_axis(p.axes, p.axis)->size;
       must(p.size == 0 || (std::min(p.from, last) >= 0 && std::max(p.from, last) < size), v,
@@ -265,11 +266,11 @@ struct ShardingCheck : PlanCheck {
   // and the sharding of all other axes does not change.
   void check_reshard(const Version& v) const {
     using Kind = ReshardStep::Kind;
-    auto& from = plan.version(v.in[0]).at;
+    auto& from = plan.version(v.in[0]).sharding;
     auto& h = v.step();
-    must(v.at == h.to, v, "its sharding is not the target of its reshard step");
+    must(v.sharding == h.to, v, "its sharding is not the target of its reshard step");
     for (auto& a : node(v).axes) {
-      auto was = from.mesh_axes(a.name), is = v.at.mesh_axes(a.name);
+      auto was = from.mesh_axes(a.name), is = v.sharding.mesh_axes(a.name);
       bool finer = is.starts_with(was) && nested(a, is, was.size(), graph.mesh);
       bool joins = was == is + h.over && nested(a, was, is.size(), graph.mesh),
            mine = a.name == h.axis;
@@ -281,38 +282,38 @@ struct ShardingCheck : PlanCheck {
     for (int m : h.over)
       must(!v.sums() || from.is_partial(m), v, "it reduces a sum that is not partial");
     std::set<Monoid> kinds;
-    auto left = v.at;
+    auto left = v.sharding;
     for (auto& p : from.partial) {
       bool ends = v.sums() && h.over.has(p.first);
       if (ends) kinds.insert(p.second);
-      must(ends != (std::count(v.at.partial.begin(), v.at.partial.end(), p) > 0), v,
-           "a value that is {} becomes {}", from, v.at);
+      must(ends != (std::count(v.sharding.partial.begin(), v.sharding.partial.end(), p) > 0), v,
+           "a value that is {} becomes {}", from, v.sharding);
       left.resolve(p.first);
     }
     must(kinds.size() < 2, v, "it reduces partial sums of two kinds");
     must(h.kind == Kind::make_partial || left.partial.empty(), v,
-         "it becomes {}, but was not a partial sum", v.at);
+         "it becomes {}, but was not a partial sum", v.sharding);
   }
   // Checks a ring move: a received block was sharded along the mesh axis of the ring, and a value
   // that is sent back was a partial sum over it.
   void check_ring(const Version& v) const {
-    auto& from = plan.version(v.in[0]).at;
+    auto& from = plan.version(v.in[0]).sharding;
     auto& over = plan.loop(plan.body(v.body).loop).ring_axes;
-    auto expected = v.at;
+    auto expected = v.sharding;
     if (v.is<RingReceive>())
       expected.set(v.step().axis, over);
     else if (!over.empty())
       expected.add_partial(over[0], Monoid::sum);
-    bool unsharded = v.at.mesh_axes(v.step().axis).empty();
+    bool unsharded = v.sharding.mesh_axes(v.step().axis).empty();
     must(!over.empty() && v.step().over == over && unsharded && from == expected, v,
-         "the ring result is {}, but its operand is {}", v.at, from);
+         "the ring result is {}, but its operand is {}", v.sharding, from);
   }
   // Checks the shardings of the results.
   void check_results(const std::vector<Sharding>& requested) const {
     for (std::size_t k = 0; k < std::min(requested.size(), plan.roots.size()); ++k) {
       auto& v = plan.version(plan.roots[k]);
       auto should = requested[k].on(node(v).axes);
-      must(v.at == should, v, "as a result it is {}, expected {}", v.at, should);
+      must(v.sharding == should, v, "as a result it is {}, expected {}", v.sharding, should);
     }
     auto count = plan.roots.size();
     if (count != requested.size())
@@ -327,7 +328,7 @@ struct ShardingCheck : PlanCheck {
       if (v.is<Reshard>()) check_reshard(v);
       if (v.in_ring_loop()) check_ring(v);
       if (v.moves()) check_move(v);
-      bool freely = !v.is<Generate>() || (graph.at(v.node).generated && v.at.partial.empty());
+      bool freely = !v.is<Generate>() || (graph.at(v.node).generated && v.sharding.partial.empty());
       must(freely, v, "it is not computed from scalars and positions alone");
     }
   }
@@ -342,7 +343,8 @@ struct LoopCheck : PlanCheck {
   // iterations must not communicate.
   void check_communication(const Version& v) const {
     if (!v.communicates()) return;
-    const auto over = v.moves() ? exchange_over(v.boxes(), node(v).axes, v.at) : v.step().over;
+    const auto over =
+        v.moves() ? exchange_over(v.boxes(), node(v).axes, v.sharding) : v.step().over;
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent)) {
       auto& l = plan.loop(body->loop);
       must(v.in_ring_loop() || !l.ring_axes.overlaps(over), v,
@@ -375,25 +377,26 @@ struct LoopCheck : PlanCheck {
   void loop(const Version& v) const {
     auto& l = plan.loop(v.loop());
     auto& of = loop_of(node(v));
-    for (std::size_t k = 0; k < l.at.size(); ++k) {
+    for (std::size_t k = 0; k < l.after_loop.size(); ++k) {
       for (auto* created : {&l.value[k], &l.carry[k]})
         for (int x : *created)
-          must(plan.version(x).at == l.inside[k], v,
+          must(plan.version(x).sharding == l.inside[k], v,
                "a loop body returns or carries a result with another sharding");
       auto& r = of.results[k];
       for (std::size_t b = 0; b < l.carry[k].size() && !l.shared_by.empty(); ++b)
         check_parts_add_up(v, l.carry[k][b], l.value[k][b]);
-      auto at = l.inside[k];
+      auto sharding = l.inside[k];
       bool stacks = r.fold == Fold::stack && !r.carry;
-      must(!stacks || at.mesh_axes(of.axis.name).empty(), v,
+      must(!stacks || sharding.mesh_axes(of.axis.name).empty(), v,
            "it stacks values that are sharded along {}", of.axis);
       if (stacks)
-        at.set(of.axis.name, l.shared_by + l.ring_axes);
+        sharding.set(of.axis.name, l.shared_by + l.ring_axes);
       else
-        for (int x : l.shared_by) at.add_partial(x, r.carry ? Monoid::sum : r.monoid);
-      must(at == l.at[k], v, "a result is {}, but its iterations produce {}", l.at[k], at);
+        for (int x : l.shared_by) sharding.add_partial(x, r.carry ? Monoid::sum : r.monoid);
+      must(sharding == l.after_loop[k], v, "a result is {}, but its iterations produce {}",
+           l.after_loop[k], sharding);
       if (l.start[k] >= 0)
-        must(plan.version(l.start[k]).at == l.at[k], v,
+        must(plan.version(l.start[k]).sharding == l.after_loop[k], v,
              "the start of a result has another sharding");
     }
   }
@@ -403,7 +406,7 @@ struct LoopCheck : PlanCheck {
       if (v.is<RunLoop>()) loop(v);
       check_communication(v);
       if (v.is<ResultOfLoop>())
-        must(v.at == plan.loop(v.loop()).at[v.as<ResultOfLoop>().result], v,
+        must(v.sharding == plan.loop(v.loop()).after_loop[v.as<ResultOfLoop>().result], v,
              "its loop result has another sharding");
     }
   }
@@ -429,7 +432,7 @@ struct DeviceCheck : PlanCheck {
     return created[std::size_t(v.in[k])];
   }
   std::int64_t start(const Version& v, Name a) const {
-    return block_of(*find_axis(node(v).axes, a), v.at.mesh_axes(a), graph.mesh, device).first;
+    return block_of(*find_axis(node(v).axes, a), v.sharding.mesh_axes(a), graph.mesh, device).first;
   }
   // Traces the positions back to arrays that are neither slices nor concatenations.
   void positions_below(const PositionRun& r, Name axis, PositionRuns& out) const {
@@ -466,7 +469,7 @@ struct DeviceCheck : PlanCheck {
     for (auto& p : v.boxes()) {
       auto begin = std::max(first, p.to), end = std::min(first + size, p.to + p.size);
       if (begin >= end) continue;
-      bool received = v.communicates() && !p.at.mesh_axes(p.axis).empty();
+      bool received = v.communicates() && !p.sharding.mesh_axes(p.axis).empty();
       out.push_back({received ? nullptr : created[std::size_t(v.in[std::size_t(p.array)])].get(),
                      p.from + p.step * (begin - p.to) - start(have(p.array), axis), end - begin,
                      p.step});
@@ -489,7 +492,6 @@ struct DeviceCheck : PlanCheck {
         r->from += n * r->step;
         r->size -= n;
       }
-
       at += n;
       a += x.size == 0;
       b += y.size == 0;
@@ -537,11 +539,11 @@ struct DeviceCheck : PlanCheck {
         for (std::int64_t k = 0; k < r.size; ++k) f(at++, OfNode(r.of, r.from + k * r.step));
     };
     each(given, [&](auto at, auto x) {
-      of_all.emplace(x, in_full_axis(p.source_layout, first(p.at), at));
+      of_all.emplace(x, in_full_axis(p.source_layout, first(p.sharding), at));
     });
     each(retained, [&](auto at, auto x) {
       auto [is, end] = of_all.equal_range(x);
-      auto should = in_full_axis(p.result_layout, first(v.at), at);
+      auto should = in_full_axis(p.result_layout, first(v.sharding), at);
       bool known =
           is == end || std::any_of(is, end, [&](auto& entry) { return entry.second == should; });
       must(known, v, "position {} of {} is position {} of the unsharded axis, expected {}", at,
@@ -558,7 +560,7 @@ struct DeviceCheck : PlanCheck {
       if (k >= 0 && plan.version(k).ring() >= 0) return;
       in.push_back(k < 0 ? nullptr : created[std::size_t(k)]);
     }
-    auto should = prim::rebuilt(n, in, local_axes(n.axes, v.at, graph.mesh, device));
+    auto should = prim::rebuilt(n, in, local_axes(n.axes, v.sharding, graph.mesh, device));
     // The origins may differ in their mapping.
     auto same = [&](auto field) { return (*mine).*field == (*should).*field; };
     bool equal = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) &&
@@ -576,7 +578,7 @@ struct DeviceCheck : PlanCheck {
     must(over == v.step().over && w.collective.ranks == ranks(graph.mesh, over), v,
          "its collective has other devices");
     must(w.collective.kind == v.step().collective(), v, "its collective has another kind");
-    for (auto& [x, monoid] : plan.version(v.in[0]).at.partial)
+    for (auto& [x, monoid] : plan.version(v.in[0]).sharding.partial)
       must(!v.sums() || !v.step().over.has(x) || w.collective.monoid == monoid, v,
            "its collective reduces by another monoid");
     if (w.collective.kind == program::CollectiveKind::exchange)
@@ -593,8 +595,9 @@ struct DeviceCheck : PlanCheck {
     if (!v.is<Reshard>() || v.step().kind != ReshardStep::Kind::make_partial) return;
     auto& x = operand(v, 0);
     bool first = true;
-    for (auto& [m, how] : v.at.partial)
-      first &= plan.version(v.in[0]).at.is_partial(m) || coordinate(graph.mesh, device, m) == 0;
+    for (auto& [m, how] : v.sharding.partial)
+      first &=
+          plan.version(v.in[0]).sharding.is_partial(m) || coordinate(graph.mesh, device, m) == 0;
     bool right = (mine == x) == first || prim::is_number(x);
     must(right, v,
          first ? "it is on the first device, but has no value"
@@ -604,7 +607,7 @@ struct DeviceCheck : PlanCheck {
     for (std::size_t k = 0; k < created.size(); ++k) {
       auto& v = plan.versions[k];
       if (!created[k] || v.is<RunLoop>()) continue;
-      auto axes = local_axes(node(v).axes, v.at, graph.mesh, device);
+      auto axes = local_axes(node(v).axes, v.sharding, graph.mesh, device);
       must(same_set(created[k]->axes, axes), v, "it is {}, but its block is {}", created[k]->axes,
            axes);
       must(created[k]->dtype == node(v).dtype, v, "it is {}", name_of(created[k]->dtype));
@@ -613,7 +616,8 @@ struct DeviceCheck : PlanCheck {
       check_make_partial(v, created[k]);
       if (v.is<Reshard>() && v.step().kind == ReshardStep::Kind::slice)
         for (auto& a : axes)
-          if (v.at.mesh_axes(a.name) != plan.version(v.in[0]).at.mesh_axes(a.name) && a.size > 0)
+          if (v.sharding.mesh_axes(a.name) != plan.version(v.in[0]).sharding.mesh_axes(a.name) &&
+              a.size > 0)
             check_move(v, a.name);
       if (v.is<Shift>() && axis_size(axes) > 0) check_move(v, v.step().axis);
       if (v.is<Regroup>() && !v.communicates() && axis_size(axes) > 0) check_regroup(v);

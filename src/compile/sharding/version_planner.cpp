@@ -21,7 +21,7 @@ int VersionPlanner::obtain(int n, Sharding need) {
     if (!is_planned(n)) ops_.compute(n, true);
     if (replacement(n) >= 0) return obtain(replacement(n), std::move(need));
     for (int v : versions(n))
-      if (version(v).at == need) return v;
+      if (version(v).sharding == need) return v;
     if (is_lazy(n)) {
       from = obtain_lazy(n, need);
     } else {
@@ -32,18 +32,19 @@ int VersionPlanner::obtain(int n, Sharding need) {
       from = o.recompute ? compute_version(n, need.without_partial()) : o.version;
     }
   }
-  for (auto& step : steps_of(n, version(from).at, need)) {
+  for (auto& step : steps_of(n, version(from).sharding, need)) {
     std::vector<int> in{from};
-    if (sends_counted_rows(n, version(from).at, step))
-      in.push_back(obtain(operand(n, 1), version(from).at));
-    from = add_version({.kind = Reshard{step}, .node = n, .at = step.to, .in = std::move(in)});
+    if (sends_counted_rows(n, version(from).sharding, step))
+      in.push_back(obtain(operand(n, 1), version(from).sharding));
+    from =
+        add_version({.kind = Reshard{step}, .node = n, .sharding = step.to, .in = std::move(in)});
   }
   return from;
 }
 int VersionPlanner::obtain_generated(int n, const Sharding& need) {
   for (int v : versions(n))
-    if (version(v).at == need) return v;
-  return add_version({.kind = Generate{}, .node = n, .at = need});
+    if (version(v).sharding == need) return v;
+  return add_version({.kind = Generate{}, .node = n, .sharding = need});
 }
 // Returns a version that is resharded to `need` without communication. n is lazy: each reader
 // computes it from replicated operands, in the sharding that it needs.
@@ -52,7 +53,7 @@ int VersionPlanner::obtain_lazy(int n, const Sharding& need) {
     // A replicated version of a reduction or scatter is reused if slices of it suffice. Other ops
     // are computed again per sharding, so that no replicated version has to be materialized.
     bool sends_nothing = !rules::computable_anywhere(node(n));
-    for (auto& step : steps_of(n, version(v).at, need)) sends_nothing &= step.bytes == 0;
+    for (auto& step : steps_of(n, version(v).sharding, need)) sends_nothing &= step.bytes == 0;
     if (sends_nothing) return v;
   }
   Sharding can;
@@ -78,18 +79,18 @@ bool VersionPlanner::requires_sharding(int n, const Sharding& need) const {
 }
 int VersionPlanner::compute_version(int n, const Sharding& need) {
   CauseScope because(*this, requires_sharding(n, need) ? n : state_.cause);
-  Version s{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .at = need};
+  Version v{.kind = Compute{!local_iterations_over(n).empty()}, .node = n, .sharding = need};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = operand(n, k);
-    s.in.push_back(
+    v.in.push_back(
         obtain(x, is_order_only(node(n), k) ? sharding_of(x) : operand_sharding(n, k, need)));
   }
   if (is_lazy(n)) add_points(n, local_size(rules::iteration_axes(node(n)), need, mesh_));
   if (node(n).op == &prim::kShardingConstraint) {
-    reuse_version(n, s.in[0]);
-    return s.in[0];
+    reuse_version(n, v.in[0]);
+    return v.in[0];
   }
-  return add_version(std::move(s));
+  return add_version(std::move(v));
 }
 // x is computed elementwise from a base value. Reshards the base instead of x, and recomputes x, if
 // other ops read the base too and its resharding is no more expensive. The other readers then need
@@ -110,7 +111,7 @@ void VersionPlanner::reshard_base(int x, const Sharding& need) {
 void VersionPlanner::recompute_from(int n, int base, const Sharding& need) {
   if (n == base || generated(n)) return;
   for (int v : versions(n))
-    if (version(v).at == need) return;
+    if (version(v).sharding == need) return;
   for (int x : graph_.at(n).in) recompute_from(x, base, need);
   compute_version(n, need);
 }

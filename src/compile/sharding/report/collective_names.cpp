@@ -1,5 +1,4 @@
 // Names of planned collectives and of the arrays that they communicate.
-// Names of planned collectives and of the arrays that they communicate.
 #include "compile/sharding/report/collective_names.h"
 
 #include <fmt/format.h>

@@ -7,7 +7,7 @@
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
 #include "compile/sharding/passes.h"
-#include "compile/sharding/report/gather_reasons.h"
+#include "compile/sharding/gather_reasons.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -16,20 +16,20 @@ struct CollectiveLister {
   const Plan& plan;
   const GlobalGraph& graph;
   const GatherReasons gather_reasons;
-  std::vector<Names> gradient = {};  // per node: the parameters whose gradient it is
+  std::vector<Names> parameters_of_gradient = {};  // per node: the parameters whose gradient it is
   std::map<std::string_view, const Node*> arguments = {};  // by path
   std::vector<PlannedCollective> out = {};
   std::map<int, std::size_t> of_bucket = {};
 
   const Node& node(int n) const { return graph.node(n); }
-  CommunicatedArray moved(const Version& s) const {
-    int n = s.is<RingReceive>() ? plan.version(s.in[0]).node : s.node;
+  CommunicatedArray moved(const Version& v) const {
+    int n = v.is<RingReceive>() ? plan.version(v.in[0]).node : v.node;
     auto& me = node(n);
     using What = CommunicatedArray::What;
     if (auto* a = graph.input(n); a && a->origin.module)
       return {What::argument, {a->origin.module}, "", me.axes};
-    auto& of = gradient[std::size_t(n)];
-    if (!of.empty() && (s.sums() || me.origin.backward)) return {What::gradient, of, "", me.axes};
+    auto& of = parameters_of_gradient[std::size_t(n)];
+    if (!of.empty() && (v.sums() || me.origin.backward)) return {What::gradient, of, "", me.axes};
     if (auto* p = of.empty() ? nullptr : updated(n))
       return {What::updated, {p->origin.module}, "", me.axes};
     auto& op = graph.user_op(n);
@@ -47,35 +47,38 @@ struct CollectiveLister {
     return nullptr;
   }
   Name module_of(int n) const {
-    auto& names = gradient[std::size_t(n)];
+    auto& names = parameters_of_gradient[std::size_t(n)];
     auto of = names.empty() ? std::string_view() : names[0].text();
     if (auto field = of.rfind('.'); field != of.npos) return Name(of.substr(0, field));
     // The origin of an input contains its own path instead of a module.
     return node(n).op == &prim::kInput ? Name() : graph.user_op(n).origin.module;
   }
-  bool after(int n) const { return gather_reasons.purposes.in_backward(graph.user_op(n)); }
-  // Finds the values that are gradients: values that were recorded while gradients were traced, and
-  // values computed from them. Operands precede their readers.
-  void find_gradients(const Gradients* noted) {
-    gradient.resize(graph.values.size());
-    if (!noted) return;
+  bool in_backward(int n) const { return gather_reasons.purposes.in_backward(graph.user_op(n)); }
+  void find_arguments() {
     for (auto& n : graph.values)
       if (n.node->op == &prim::kInput && n.node->origin.module)
         arguments[n.node->origin.module.text()] = n.node.get();
+  }
+  // Finds the values that are gradients: values that were recorded while gradients were traced, and
+  // values computed from them. Operands precede their readers.
+  void find_gradients(const Gradients* recorded) {
+    parameters_of_gradient.resize(graph.values.size());
+    if (!recorded) return;
+    find_arguments();
     for (std::size_t n = 0; n < graph.values.size(); ++n) {
       auto& me = node(int(n));
-      if (!after(int(n))) continue;
-      auto& mine = gradient[n] = noted->parameters(me);
-      if (!mine.empty()) continue;
+      if (!in_backward(int(n))) continue;
+      auto& names = parameters_of_gradient[n] = recorded->parameters(me);
+      if (!names.empty()) continue;
       for (int x : computed_from(int(n))) {
-        if (x < 0 || !is_float(node(x).dtype) || !after(x)) continue;
-        auto& of = gradient[std::size_t(x)];
-        if (!of.empty() && still_gradient(me, node(x), of)) {
-          add_names(mine, of);
-        } else if (of.empty() && same_names(me.axes, node(x).axes)) {
-          // The value mixes gradients with other values, such as the norm of all gradients; it is
-          // not a gradient.
-          mine.clear();
+        if (x < 0 || !is_float(node(x).dtype) || !in_backward(x)) continue;
+        auto& operand_names = parameters_of_gradient[std::size_t(x)];
+        if (!operand_names.empty() && still_gradient(me, node(x), operand_names)) {
+          add_names(names, operand_names);
+        } else if (operand_names.empty() && same_names(me.axes, node(x).axes)) {
+          // An operand with the same axes is no gradient. The value mixes gradients with other
+          // values, and is not a gradient.
+          names.clear();
           break;
         }
       }
@@ -100,11 +103,11 @@ struct CollectiveLister {
     return (n.op->kind == Kind::reduce || n.op->kind == Kind::contract) &&
            parameter != arguments.end() && same_names(n.axes, parameter->second->axes);
   }
-  PlannedCollective::Kind kind_of(const Version& s) const {
-    if (s.ring() >= 0 || s.is<RingReceive>()) return PlannedCollective::Kind::ring;
-    if (s.is<RingReturn>()) return PlannedCollective::Kind::reduce_scatter;
-    if (s.is<Shift>()) return PlannedCollective::Kind::permute;
-    switch (s.step().kind) {
+  PlannedCollective::Kind kind_of(const Version& v) const {
+    if (v.ring() >= 0 || v.is<RingReceive>()) return PlannedCollective::Kind::ring;
+    if (v.is<RingReturn>()) return PlannedCollective::Kind::reduce_scatter;
+    if (v.is<Shift>()) return PlannedCollective::Kind::permute;
+    switch (v.step().kind) {
       case ReshardStep::Kind::reduce_scatter:
         return PlannedCollective::Kind::reduce_scatter;
       case ReshardStep::Kind::all_reduce:
@@ -115,26 +118,26 @@ struct CollectiveLister {
         return PlannedCollective::Kind::all_to_all;
     }
   }
-  void add(const Version& s) {
-    const int others = ranks(graph.mesh, s.step().over) - 1;
+  void add(const Version& v) {
+    const int others = ranks(graph.mesh, v.step().over) - 1;
     // A device does not send its own block.
-    double times = s.ring() >= 0 ? others : s.in_ring_loop() ? double(others) / (others + 1) : 1;
-    PlannedCollective m{.kind = kind_of(s), .over = s.step().over, .arrays = {moved(s)}};
-    if (s.cause >= 0) m.cause = user_op_name(graph.user_op(s.cause));
-    m.origin = graph.user_op(s.cause < 0 ? s.node : s.cause).origin;
-    if (!m.origin.module) m.origin.module = module_of(s.node);
-    if (m.gathers()) m.reason = s.in_ring_loop() ? GatherReason::blocks : gather_reasons.reason(s);
-    if (m.reason == GatherReason::unmapped) m.unmapped = s.step().axis;
-    m.at_most = s.in_ring_loop() && may_skip(plan, graph, s.body);
-    m.bytes = s.step().bytes / times;
-    m.iterations = plan.body(s.body).iterations * times;
-    for (int r = s.body; r > 0; r = plan.body(r).parent) {
-      auto& l = loop_of(node(plan.loop(plan.body(r).loop).node));
+    double times = v.ring() >= 0 ? others : v.in_ring_loop() ? double(others) / (others + 1) : 1;
+    PlannedCollective m{.kind = kind_of(v), .over = v.step().over, .arrays = {moved(v)}};
+    if (v.cause >= 0) m.cause = user_op_name(graph.user_op(v.cause));
+    m.origin = graph.user_op(v.cause < 0 ? v.node : v.cause).origin;
+    if (!m.origin.module) m.origin.module = module_of(v.node);
+    if (m.gathers()) m.reason = v.in_ring_loop() ? GatherReason::blocks : gather_reasons.reason(v);
+    if (m.reason == GatherReason::unmapped) m.unmapped = v.step().axis;
+    m.at_most = v.in_ring_loop() && may_skip(plan, graph, v.body);
+    m.bytes = v.step().bytes / times;
+    m.iterations = plan.body(v.body).iterations * times;
+    for (int body = v.body; body > 0; body = plan.body(body).parent) {
+      auto& l = loop_of(node(plan.loop(plan.body(body).loop).node));
       m.loops.insert(m.loops.begin(), l.axis.name);
     }
-    auto joined = of_bucket.find(s.bucket);
+    auto joined = of_bucket.find(v.bucket);
     if (joined == of_bucket.end()) {
-      if (s.bucket > 0) of_bucket[s.bucket] = out.size();
+      if (v.bucket > 0) of_bucket[v.bucket] = out.size();
       out.push_back(std::move(m));
       return;
     }
@@ -151,12 +154,12 @@ struct CollectiveLister {
       call.arrays.push_back(std::move(m.arrays[0]));
     }
   }
-  void in_body(int r) {
-    for (int k : plan.body(r).versions) {
-      auto& s = plan.version(k);
-      if (!s.live) continue;
-      if (s.communicates()) add(s);
-      for (int body : plan.bodies_of(s)) in_body(body);
+  void in_body(int body) {
+    for (int k : plan.body(body).versions) {
+      auto& v = plan.version(k);
+      if (!v.live) continue;
+      if (v.communicates()) add(v);
+      for (int inner : plan.bodies_of(v)) in_body(inner);
     }
   }
 };

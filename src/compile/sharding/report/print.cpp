@@ -1,5 +1,5 @@
 // Prints a plan: one line per version, with bodies of loops indented.
-#include "compile/sharding/report/gather_reasons.h"
+#include "compile/sharding/gather_reasons.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -16,11 +16,11 @@ struct PlanPrinter {
   const GatherReasons gather_reasons;
   std::string text = {};
 
-  std::string at(const Version& s) const {
+  std::string sharding_text(const Version& v) const {
     std::string out;
-    for (auto& [name, mesh_axes] : s.at.dims)
+    for (auto& [name, mesh_axes] : v.sharding.dims)
       out += " " + std::string(name.text()) + ":" + to_string(graph.mesh, mesh_axes);
-    for (auto& [x, m] : s.at.partial)
+    for (auto& [x, m] : v.sharding.partial)
       out += " partial over " + graph.mesh.axes()[std::size_t(x)].first;
     return out;
   }
@@ -34,30 +34,31 @@ struct PlanPrinter {
            std::string(of->origin.module.text());
   }
   void line(int k, const std::string& indent) {
-    auto& s = plan.version(k);
-    auto& n = graph.node(s.node);
-    auto* kind = s.is<Reshard>() ? kReshardNames[int(s.step().kind)] : kKinds[s.kind.index()];
+    auto& v = plan.version(k);
+    auto& n = graph.node(v.node);
+    auto* kind = v.is<Reshard>() ? kReshardNames[int(v.step().kind)] : kKinds[v.kind.index()];
     text += indent + "#" + std::to_string(k) + " " + kind;
-    text += " " + op(s.node) + " " + std::string(name_of(n.dtype)) + to_string(n.axes) + at(s);
-    for (int x : s.in) text += x < 0 ? " -" : " #" + std::to_string(x);
-    if (s.step().bytes > 0) text += "  " + std::to_string(std::int64_t(s.step().bytes)) + " bytes";
-    if (s.bucket > 0) text += "  bucket " + std::to_string(s.bucket);
-    if (s.ring() >= 0) text += "  block by block into #" + std::to_string(s.ring());
-    auto& cause = graph.user_op(s.communicates() && s.cause >= 0 ? s.cause : s.node);
-    if (s.communicates()) {
-      text += std::string("  for ") + (s.cause < 0 ? "a result" : user_op_name(cause));
-      if (s.gathers()) text += std::string(", requested by ") + name_of(gather_reasons.reason(s));
+    text += " " + op(v.node) + " " + std::string(name_of(n.dtype)) + to_string(n.axes) +
+            sharding_text(v);
+    for (int x : v.in) text += x < 0 ? " -" : " #" + std::to_string(x);
+    if (v.step().bytes > 0) text += "  " + std::to_string(std::int64_t(v.step().bytes)) + " bytes";
+    if (v.bucket > 0) text += "  bucket " + std::to_string(v.bucket);
+    if (v.ring() >= 0) text += "  block by block into #" + std::to_string(v.ring());
+    auto& cause = graph.user_op(v.communicates() && v.cause >= 0 ? v.cause : v.node);
+    if (v.communicates()) {
+      text += std::string("  for ") + (v.cause < 0 ? "a result" : user_op_name(cause));
+      if (v.gathers()) text += std::string(", requested by ") + name_of(gather_reasons.reason(v));
     }
-    if (auto where = where_of(cause.origin); !where.empty() && &cause != graph.input(s.node))
+    if (auto where = where_of(cause.origin); !where.empty() && &cause != graph.input(v.node))
       text += "    # " + where;
     text += "\n";
   }
-  void in_body(int r, const std::string& indent) {
-    for (int k : plan.body(r).versions) {
-      auto& s = plan.version(k);
-      if (!s.live) continue;
+  void in_body(int body, const std::string& indent) {
+    for (int k : plan.body(body).versions) {
+      auto& v = plan.version(k);
+      if (!v.live) continue;
       line(k, indent);
-      for (int body : plan.bodies_of(s)) in_body(body, indent + "    ");
+      for (int inner : plan.bodies_of(v)) in_body(inner, indent + "    ");
     }
   }
 };

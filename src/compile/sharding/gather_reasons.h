@@ -18,10 +18,10 @@ class GatherReasons {
  private:
   const Node& node(int n) const { return graph_.node(n); }
   void find_parameters();
-  bool by_parameter(const Version&, const Node& cause) const;
-  bool between_blocks(const Version&) const;
-  bool for_part(const Version&) const;
-  bool by_view(const Version&) const;
+  bool is_of_parameter(const Version&, const Node& cause) const;
+  bool is_blockwise_intermediate(const Version&) const;
+  bool is_read_by_every_shard(const Version&) const;
+  bool is_returned_view(const Version&) const;
   const Plan& plan_;
   const GlobalGraph& graph_;
   std::vector<char> of_parameters_;  // per node: computed from parameters and positions alone

@@ -1,5 +1,5 @@
 // Reasons for all-gathers: matches each gather with a request of the user or a rule of an op.
-#include "compile/sharding/report/gather_reasons.h"
+#include "compile/sharding/gather_reasons.h"
 
 #include <algorithm>
 
@@ -75,7 +75,7 @@ void GatherReasons::find_parameters() {  // operands precede their readers
 }
 // Returns true if the gathered array is an intermediate of a blockwise op that the op itself reads,
 // such as the sums of its blocks.
-bool GatherReasons::between_blocks(const Version& v) const {
+bool GatherReasons::is_blockwise_intermediate(const Version& v) const {
   auto& op = graph_.user_op(v.cause);
   bool written = &op != &node(v.cause) && &op != &node(v.node) && &op == &graph_.user_op(v.node);
   return written && node(v.node).bytes() < op.in[0]->bytes();
@@ -83,19 +83,19 @@ bool GatherReasons::between_blocks(const Version& v) const {
 // Returns true for ids that select from a sharded table, or rows that are written into one. Each
 // device reads all of them and handles the positions in its own shard. The ids or rows are smaller
 // than the table.
-bool GatherReasons::for_part(const Version& v) const {
+bool GatherReasons::is_read_by_every_shard(const Version& v) const {
   auto& cause = node(v.cause);
   if (!rules::picks(cause) || node(v.node).bytes() >= cause.in[0]->bytes()) return false;
   auto stays_sharded = [&](const Version& pick) {
     if (!pick.live || pick.node != v.cause || !pick.is<Compute>()) return false;
-    auto& table = plan_.version(pick.in[0]).at;
+    auto& table = plan_.version(pick.in[0]).sharding;
     return std::all_of(v.step().over.begin(), v.step().over.end(),
                        [&](int x) { return table.uses(x); });
   };
   return std::any_of(plan_.versions.begin(), plan_.versions.end(), stays_sharded) &&
          !is_computed_from(cause.in[0], node(v.node));
 }
-bool GatherReasons::by_parameter(const Version& v, const Node& cause) const {
+bool GatherReasons::is_of_parameter(const Version& v, const Node& cause) const {
   if (!of_parameters_[std::size_t(v.node)] || !cause.origin.mapping) return false;
   auto* shared = cause.origin.mapping->find(v.step().axis);
   return !shared || std::none_of(v.step().over.begin(), v.step().over.end(), [&](int x) {
@@ -105,7 +105,7 @@ bool GatherReasons::by_parameter(const Version& v, const Node& cause) const {
 }
 // Returns true if the reader is a view that is a result of the function. The sharding of the result
 // then causes the gather.
-bool GatherReasons::by_view(const Version& v) const {
+bool GatherReasons::is_returned_view(const Version& v) const {
   auto& op = graph_.user_op(v.cause);
   int n = graph_.find(&op);
   return (rules::is_free_to_recompute(op) || rules::regroups(op)) &&
@@ -124,7 +124,7 @@ bool GatherReasons::by_view(const Version& v) const {
 // - blocks: a blockwise op, or an op that selects from a shard of a table, requires it.
 // - unrequested: all other gathers.
 GatherReason GatherReasons::reason(const Version& v) const {
-  if (v.cause < 0 || by_view(v)) return GatherReason::result;
+  if (v.cause < 0 || is_returned_view(v)) return GatherReason::result;
   auto& cause = graph_.user_op(v.cause);
   if (cause.op == &prim::kShardingConstraint) {
     auto& constraint = prim::sharding_constraint_of(cause);
@@ -132,16 +132,17 @@ GatherReason GatherReasons::reason(const Version& v) const {
     return by_user || constraint.mapping->find(v.step().axis) ? GatherReason::constraint
                                                               : GatherReason::unmapped;
   }
-  auto reduced = [&](const Version& other) {
+  auto is_reduced_forward = [&](const Version& other) {
     return other.live && other.step().kind == ReshardStep::Kind::reduce_scatter &&
            other.step().over == v.step().over &&
            is_cotangent_of(cause, graph_.user_op(other.node), node(v.node)) &&
            !is_computed_from(graph_.ptr(other.node), node(v.node));
   };
-  if (by_parameter(v, cause)) return GatherReason::parameter;
-  if (std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced))
+  if (is_of_parameter(v, cause)) return GatherReason::parameter;
+  if (std::any_of(plan_.versions.begin(), plan_.versions.end(), is_reduced_forward))
     return GatherReason::gradient;
-  return between_blocks(v) || for_part(v) ? GatherReason::blocks : GatherReason::unrequested;
+  return is_blockwise_intermediate(v) || is_read_by_every_shard(v) ? GatherReason::blocks
+                                                                   : GatherReason::unrequested;
 }
 
 std::ptrdiff_t unrequested_gathers(const Plan& plan, const GlobalGraph& graph) {
