@@ -117,9 +117,9 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        const bool optional = c.options.optional;
        const int row = c.options.device && optional ? c.options.device->machine().row_alignment : 1;
-       auto low =
-           lower(c.roots, c.inputs, {.fuse = optional && !c.options.debug.check_finite, .row = row},
-                 c.layouts, c.iteration_parts);
+       auto low = lower(c.roots, c.inputs,
+                        {.fuse = optional && !c.options.debug.check_finite, .row_alignment = row},
+                        c.layouts, c.iteration_parts);
        c.program = std::move(low.program);
        c.captured = std::move(low.captured);
        c.program->device = c.number;

@@ -59,7 +59,7 @@ TEST_CASE("verify finds a graph's faults: matmuls that skip blocks") {
   auto x = array({A, B}), y = array({B});
   auto masked = [&](const Axis& block, std::int64_t size, DType d, const char* axis) {
     return make(kMaskedMatmul, {x, y, array({block}, d)}, {A}, DType::f32,
-                MaskedMatmulAttr{.sides = {{axis, size}}}.attr());
+                MaskedMatmulAttr{.blocked = {{axis, size}}}.attr());
   };
   const Axis blocks("(blocks of b)", 2);
   CHECK(in_graph(masked(blocks, 2, DType::boolean, "b")) == "");
@@ -69,7 +69,7 @@ TEST_CASE("verify finds a graph's faults: matmuls that skip blocks") {
   CHECK(reports(in_graph(masked(blocks, 2, DType::f32, "b")), wrong));
   CHECK(reports(in_graph(masked(blocks, 2, DType::boolean, "q")), wrong));
   CHECK(reports(in_graph(make(kMaskedMatmul, {x, y}, {A}, DType::f32,
-                              MaskedMatmulAttr{.sides = {{"b", 2}}}.attr())),
+                              MaskedMatmulAttr{.blocked = {{"b", 2}}}.attr())),
                 "it has no block flags"));
 }
 

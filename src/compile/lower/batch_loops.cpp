@@ -71,19 +71,19 @@ class BatchLoops {
   // Adds to the loop of a matmul the values that an iteration computes from its part of the result,
   // and other readers of these values.
   void join(int matmul, const Axes& batch_axes) {
-    const auto count = std::size_t(level_.size());
     // after: nodes that depend on the matmul. created: those that an iteration can compute. chain:
     // those between the matmul and a contraction that reduces them.
-    Marks after(count), created(count), chain(count);
-    after[std::size_t(matmul)] = created[std::size_t(matmul)] = true;
-    level_.forward([&](NodeGroup t) {
-      if (!level_.reads(t, after)) return;
-      level_.mark(t, after);
-      auto known = [&](int x) { return !after[std::size_t(x)] || created[std::size_t(x)]; };
-      auto& in = level_.at(t[0]).in;
-      if (level_.is_free(t) && has_batch_axes(level_.node(t[0]), batch_axes) &&
+    Marks after(level_.size()), created(level_.size()), chain(level_.size());
+    after.add(matmul);
+    created.add(matmul);
+    level_.forward([&](NodeGroup group) {
+      if (!level_.reads(group, after)) return;
+      after.add(group);
+      auto known = [&](int x) { return !after[x] || created[x]; };
+      auto& in = level_.at(group[0]).in;
+      if (level_.is_free(group) && has_batch_axes(level_.node(group[0]), batch_axes) &&
           std::all_of(in.begin(), in.end(), known))
-        level_.mark(t, created);
+        created.add(group);
     });
     auto reduces_large = [&](int k, const auto& of) {
       auto& n = level_.node(k);
@@ -92,13 +92,13 @@ class BatchLoops {
                return is_large(level_.node(x), level_.node(matmul)) && of(x);
              });
     };
-    auto is_created = [&](int x) { return created[std::size_t(x)] != 0; };
-    level_.backward([&](NodeGroup t) {
-      if (created[std::size_t(t[0])] &&
-          (reduces_large(t[0], is_created) || level_.is_read(t, chain)))
-        level_.mark(t, chain);
+    auto is_created = [&](int x) { return created[x]; };
+    level_.backward([&](NodeGroup group) {
+      if (created[group[0]] &&
+          (reduces_large(group[0], is_created) || level_.is_read(group, chain)))
+        chain.add(group);
     });
-    if (!chain[std::size_t(matmul)]) return;
+    if (!chain[matmul]) return;
     for (auto& inside : {with_others(chain, after, batch_axes, reduces_large), chain})
       if (level_.keeps_collective_order(inside)) {
         level_.form_loop(inside, int(loop_axes_.size()));
@@ -112,28 +112,29 @@ class BatchLoops {
                     const Reduces& reduces_large) const {
     const auto before = level_.dependencies(out);
     Marks reductions(out.size()), downstream(out.size());
-    auto chain_reads = [&](int x) { return !out[std::size_t(x)] && level_.is_read({&x, 1}, out); };
-    level_.forward([&](NodeGroup t) {  // downstream: depends on such contractions
-      const auto k = std::size_t(t[0]);
-      if (level_.reads(t, reductions) || level_.reads(t, downstream))
-        level_.mark(t, downstream);
-      else if (level_.is_free(t) && !after[k] && !before[k] &&
-               has_batch_axes(level_.node(t[0]), batch_axes) && reduces_large(t[0], chain_reads))
-        level_.mark(t, reductions);
+    auto chain_reads = [&](int x) { return !out[x] && level_.is_read({&x, 1}, out); };
+    level_.forward([&](NodeGroup group) {  // downstream: depends on such contractions
+      const int k = group[0];
+      if (level_.reads(group, reductions) || level_.reads(group, downstream))
+        downstream.add(group);
+      else if (level_.is_free(group) && !after[k] && !before[k] &&
+               has_batch_axes(level_.node(group[0]), batch_axes) &&
+               reduces_large(group[0], chain_reads))
+        reductions.add(group);
     });
-    for (std::size_t k = 0; k < out.size(); ++k) out[k] |= reductions[k];
-    level_.backward([&](NodeGroup t) {
-      const auto k = std::size_t(t[0]);
-      auto& item = level_.at(t[0]);
+    out.add(reductions);
+    level_.backward([&](NodeGroup group) {
+      const int k = group[0];
+      auto& item = level_.at(group[0]);
       auto& n = *item.node;
-      if (!level_.is_free(t) || out[k] || after[k] || item.is_root || n.in.empty() ||
+      if (!level_.is_free(group) || out[k] || after[k] || item.is_root || n.in.empty() ||
           !has_batch_axes(n, batch_axes))
         return;
       if (n.op->kind != Kind::map && !keeps_names(n)) return;
-      auto is_in_loop = [&](int r) { return out[std::size_t(r)] != 0; };
+      auto is_in_loop = [&](int r) { return out[r]; };
       if (!item.readers.empty() &&
           std::all_of(item.readers.begin(), item.readers.end(), is_in_loop))
-        level_.mark(t, out);
+        out.add(group);
     });
     return out;
   }
@@ -145,10 +146,10 @@ class BatchLoops {
       auto found = x ? to.find(x.get()) : to.end();
       return found == to.end() ? x : found->second;
     };
-    level_.forward([&](NodeGroup t) {
-      if (!level_.is_free(t))
-        return write_loops(t, loop_axes_[std::size_t(level_.at(t[0]).loop)], to);
-      auto& n = level_.at(t[0]).node;
+    level_.forward([&](NodeGroup group) {
+      if (!level_.is_free(group))
+        return write_loops(group, loop_axes_[std::size_t(level_.at(group[0]).loop)], to);
+      auto& n = level_.at(group[0]).node;
       bool changed = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return now(x) != x; });
       auto created = changed ? substitute(Nodes{n}, to, index_)[0] : n;
       to[n.get()] = created;

@@ -9,21 +9,21 @@
 namespace haliax {
 
 Nodes first_positions(const Nodes& roots) {
-  // Above this share of the positions, a sort is about as fast.
-  constexpr std::int64_t kShare = 8;
+  constexpr std::int64_t kMaxFraction = 8;  // for more than 1/8 of them, a sort is about as fast
   Rewrite to;
   OriginScope follow;
   auto all = all_nodes(roots);
-  std::unordered_set<const Node*> sorted;  // nodes that are read in other ways than their start
-  for (auto& n : roots) sorted.insert(n.get());
+  std::unordered_set<const Node*>
+      read_in_full;  // nodes that are read in other ways than their start
+  for (auto& n : roots) read_in_full.insert(n.get());
   for (auto& n : all)
     if (!prim::is_top_k(*n))
-      for (auto& x : n->in) sorted.insert(x.get());
+      for (auto& x : n->in) read_in_full.insert(x.get());
   for (auto& n : all)
-    if (prim::is_top_k(*n) && !sorted.count(n->in[0].get())) {
+    if (prim::is_top_k(*n) && !read_in_full.count(n->in[0].get())) {
       auto c = *slice_of(*n);
       auto& x = n->in[0]->in[0];
-      if (c.size * kShare > find(*x, c.axis)->size) continue;
+      if (c.size * kMaxFraction > find(*x, c.axis)->size) continue;
       follow(n->origin);
       to[n.get()] = substitute(prim::fit(prim::first_positions(x, c.axis, c.size), n->axes), to);
     }

@@ -127,7 +127,7 @@ struct Anchors {
   std::unordered_map<const Node*, std::int64_t> read_at = {};
 
   // Finds the nodes that must be in memory, and counts the readers of each node.
-  void count() {
+  void find_stored_nodes() {
     for (auto& n : nodes.order) {
       if (nodes.is_placed(*n) || n->op->kind == Kind::leaf) continue;
       for (std::size_t k = 0; k < n->in.size(); ++k) {
@@ -138,18 +138,21 @@ struct Anchors {
           auto& at = read_at[read_node(x).get()];
           at = std::max(at, n->op->kind == Kind::reduce ? n->in[0]->size() : n->size());
         }
-        bool memory = is_step(*n) || (is_view(*n) && !is_readable_through(*n));
-        // The operand is filled in rather than read: zeros, or the start of a carry.
-        bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) ||
-                      (n->op == &kLoop && prim::is_number(x));
-        // The operand is a term of an offset: an index that a view or the body of an inner loop
-        // uses, or a scalar that a view uses.
-        bool at_index = x->op == &prim::kIndex && (is_view(*n) || n->op == &kLoop);
-        bool term = at_index || (is_view(*n) && k > 0 && prim::is_number(x));
-        if (memory && !filled && !term) nodes.store_in_memory(x);
+        if (reads_from_memory(*n, k)) nodes.store_in_memory(x);
       }
     }
     for (auto& t : nodes.targets) ++nodes.users[t.node.get()];
+  }
+  static bool reads_from_memory(const Node& n, std::size_t k) {
+    auto& x = n.in[k];
+    if (!is_step(n) && (!is_view(n) || is_readable_through(n))) return false;
+    // Zeros, or the start of a carry, are filled in.
+    if (n.op->accumulates && k == 0 && prim::is_number(x, 0)) return false;
+    if (n.op == &kLoop && prim::is_number(x)) return false;
+    // A term of an offset: an index that a view or the body of an inner loop uses, or a scalar that
+    // a view uses.
+    if (x->op == &prim::kIndex && (is_view(n) || n.op == &kLoop)) return false;
+    return !(is_view(n) && k > 0 && prim::is_number(x));
   }
   // Returns the node of which x is a view that an expression can read through.
   static const NodePtr& read_node(const NodePtr& x) {
@@ -227,39 +230,39 @@ bool stacks_slices(const Node& n) { return is_loop_result(n) && result_of(n).fol
 // Returns true for steps that copy segments of their operands, as a concatenation does.
 bool copies_segments(const Node& n) { return n.op->kind == Kind::step && n.op->segments; }
 // Returns the node of which x views all elements, if it has no other reader. Null otherwise.
-NodePtr created_for(const NodePtr& x, const ScopeNodes& nodes, const Scope& scope) {
+NodePtr only_viewed_node(const NodePtr& x, const ScopeNodes& nodes, const Scope& scope) {
   auto n = x;
   bool single_user = nodes.has_one_user(*n);
   while (shows_all(*n)) {
     n = n->in[0];
     single_user &= nodes.has_one_user(*n);
   }
-
   return single_user && !nodes.is_placed(*n) && scope.unit_of.count(n.get()) > 0 &&
                  !scope.targets.count(n.get())
              ? n
              : nullptr;
 }
-// Finds the nodes that are computed in the place of their only reader (Scope::joined).
-void find_joined(const ScopeNodes& nodes, Scope& scope) {
+// Finds the nodes that are computed in the place of their only reader (Scope::in_reader).
+void find_in_reader(const ScopeNodes& nodes, Scope& scope) {
   for (auto& c : nodes.order) {
     if (!copies_segments(*c) || nodes.is_placed(*c)) continue;
     auto parts = c->op->segments(*c);
     if (parts.size() < 2) continue;  // a single part among zeros
     for (auto& part : parts) {
       auto& x = c->in[part.operand];
-      auto n = created_for(x, nodes, scope);
-      const bool joins_reader = n && (n->op->kind == Kind::contract || n->op->kind == Kind::map ||
-                                      stacks_slices(*n) || copies_segments(*n));
-      if (joins_reader) scope.joined[n.get()] = {c, x, part.to};
+      auto n = only_viewed_node(x, nodes, scope);
+      const bool is_stored_in_reader =
+          n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || stacks_slices(*n) ||
+                copies_segments(*n));
+      if (is_stored_in_reader) scope.in_reader[n.get()] = {c, x, part.to};
     }
   }
   // A stack or a concatenation that is returned under other names or in another axis order.
   for (auto& [node, all] : scope.targets) {
     if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
-    auto n = created_for(node->in[0], nodes, scope);
+    auto n = only_viewed_node(node->in[0], nodes, scope);
     if (n && (stacks_slices(*n) || copies_segments(*n)))
-      scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
+      scope.in_reader[n.get()] = {all[0]->node, all[0]->node, 0};
   }
 }
 
@@ -279,33 +282,28 @@ struct Builder {
   };
   // Collects the anchored nodes that the computation of n reads, and in `after` the nodes that must
   // be computed first: starts of slices, and operands that barriers wait for. For example, given
-  // n = exp(t) + rename(t, a -> b) + slice(t), the paths to t are unrenamed, renamed and viewed.
-  // Only a node whose path is unrenamed can share a kernel with n.
+  // n = exp(t) + rename(t, a -> b), one path to t is unrenamed and one is not. Only a node that an
+  // unrenamed path reaches can share a kernel with n.
   void collect_reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
-    // How a path from n reaches a node. viewed: read from memory, at other positions. Ordered: a
-    // longer path never becomes more direct.
-    enum How { unrenamed = 1, renamed = 2, viewed = 4 };
-    std::unordered_map<const Node*, int> seen;  // bit set of the paths that were followed
-    std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
-      auto& s = seen[x.get()];
-      if ((s & how) || (how == renamed && (s & viewed))) return;
-      s |= how;
-      if (nodes.is_placed(*x)) return;
+    std::set<std::pair<const Node*, bool>> seen;
+    std::function<void(const NodePtr&, bool)> visit = [&](const NodePtr& x, bool unrenamed) {
+      if (!seen.insert({x.get(), unrenamed}).second || nodes.is_placed(*x)) return;
       if (nodes.anchored.count(x.get()) || !(in_kernel(*x) || forwards(*x))) {
-        out.push_back({x, how == unrenamed});
+        out.push_back({x, unrenamed});
+        return;
+      }
+      if (!forwards(*x)) {
+        for (auto& i : x->in) visit(i, unrenamed);
         return;
       }
       // The second operand of a barrier, or the start of a slice.
-      if (forwards(*x) && x->in.size() > 1) after.push_back(x->in[1]);
-      if (forwards(*x))
-        return visit(aliased(*x), !is_readable_through(*x)          ? viewed
-                                  : is_view(*x) && !keeps_names(*x) ? std::max(how, renamed)
-                                                                    : how);
-      for (auto& i : x->in) visit(i, how);
+      if (x->in.size() > 1) after.push_back(x->in[1]);
+      const bool renames = !is_readable_through(*x) || (is_view(*x) && !keeps_names(*x));
+      visit(aliased(*x), unrenamed && !renames);
     };
-    if (forwards(*n)) return visit(n, unrenamed);
+    if (forwards(*n)) return visit(n, true);
     for (auto& x : n->in)
-      if (x) visit(x, unrenamed);
+      if (x) visit(x, true);
   }
 
   void depend(int unit, int on) {
@@ -317,11 +315,11 @@ struct Builder {
     std::unordered_set<int> seen;
     std::vector<int> todo{unit};
     while (!todo.empty()) {
-      int u = todo.back();
+      int reached = todo.back();
       todo.pop_back();
-      if (u == goal || seen.size() > kMostSearched) return true;
-      if (!seen.insert(u).second) continue;
-      auto& after = scope.units[std::size_t(u)].after;
+      if (reached == goal || seen.size() > kMostSearched) return true;
+      if (!seen.insert(reached).second) continue;
+      auto& after = scope.units[std::size_t(reached)].after;
       todo.insert(todo.end(), after.begin(), after.end());
     }
     return false;
@@ -335,30 +333,30 @@ struct Builder {
     return i == scope.unit_of.end() ? -1 : i->second;
   }
 
-  // Returns true if n can be computed inside this kernel. The axes of the kernel become `outer` and
-  // `inner`.
-  bool joins(const NodePtr& n, const Unit& u, Axes& outer, Axes& inner) const {
-    outer = u.outer;
-    inner = u.inner;
-    if (finds_position(n->op->code)) return false;
-    Axes all = outer;
-    all.insert(all.end(), inner.begin(), inner.end());
-    if (u.nodes.size() > kMostJoined) return false;
-    if (n->op->kind == Kind::map)
-      return same_set(n->axes, all) || (!inner.empty() && same_set(n->axes, outer));
-    if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return false;
+  struct KernelAxes {
+    Axes outer, inner;
+  };
+  // Returns the axes of this kernel with n computed inside of it. Nothing: n cannot be.
+  static std::optional<KernelAxes> joined_axes(const NodePtr& n, const Unit& u) {
+    if (finds_position(n->op->code) || u.nodes.size() > kMostJoined) return {};
+    const KernelAxes current{u.outer, u.inner};
+    Axes all = u.outer;
+    all.insert(all.end(), u.inner.begin(), u.inner.end());
+    if (n->op->kind == Kind::map) {
+      const bool is_of_rows = !u.inner.empty() && same_set(n->axes, u.outer);
+      return is_of_rows || same_set(n->axes, all) ? std::optional(current) : std::nullopt;
+    }
+    if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return {};
     auto over = without(n->in[0]->axes, n->axes);
-    if (!inner.empty()) return same_set(over, inner);
+    if (!u.inner.empty()) return same_set(over, u.inner) ? std::optional(current) : std::nullopt;
     // Rows stay in cache only if the reduced axes are the last axes of all values that the kernel
     // stores.
     for (auto& m : u.nodes) {
-      auto inner = m->axes.size() - std::min(over.size(), m->axes.size());
-      if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(inner), m->axes.end()), over))
-        return false;
+      const auto first = m->axes.size() - std::min(over.size(), m->axes.size());
+      if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(first), m->axes.end()), over)) return {};
     }
-    outer = without(all, over);
-    inner = without(all, outer);
-    return true;
+    auto outer = without(all, over);
+    return KernelAxes{outer, without(all, outer)};
   }
 
   int last_collective = -1;
@@ -371,43 +369,51 @@ struct Builder {
       else if (is_step(*n) || nodes.anchored.count(n.get()))
         assign(n);
     }
-    if (fuse) find_joined(nodes, scope);
+    if (fuse) find_in_reader(nodes, scope);
     for (auto& t : nodes.targets) add_target(t);
   }
-  // Returns the kernel that computes n as well; its axes become `outer` and `inner`. -1: none.
-  int kernel_for(const NodePtr& n, const std::vector<Read>& read, const Nodes& after, Axes& outer,
-                 Axes& inner) const {
-    int into = -1;
+  // Returns true if n may join this kernel without a cycle: no other unit that n reads depends on
+  // it. Values of the kernel itself must be computed by its instructions, not read from memory.
+  bool may_join(int unit, const std::vector<Read>& read, const Nodes& after) const {
+    for (auto& r : read) {
+      const int other = unit_of(r.node.get());
+      if (other == unit && !(r.unrenamed && nodes.anchored.count(r.node.get()))) return false;
+      if (other >= 0 && other != unit && is_downstream(other, unit)) return false;
+    }
+    for (auto& a : after)
+      for (int other : units_below(a))
+        if (is_downstream(other, unit)) return false;
+    return true;
+  }
+  // A kernel that computes a node as well, and its axes.
+  struct JoinedKernel {
+    int unit;
+    KernelAxes axes;
+  };
+  std::optional<JoinedKernel> kernel_for(const NodePtr& n, const std::vector<Read>& read,
+                                         const Nodes& after) const {
     std::unordered_set<int> tried;
-    auto try_in = [&](int u) {
-      if (u < 0 || into >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel ||
-          !tried.insert(u).second)
-        return;
-      if (!joins(n, scope.units[std::size_t(u)], outer, inner)) return;
-      // n joins kernel u only if this closes no cycle: no other unit that n reads may depend on u.
-      // Values of u itself must be computed by its instructions, not read from memory.
-      bool may_join = true;
-      for (auto& other : read) {
-        int o = unit_of(other.node.get());
-        if (o == u)
-          may_join &= other.unrenamed && nodes.anchored.count(other.node.get());
-        else if (o >= 0)
-          may_join &= !is_downstream(o, u);
-      }
-      for (auto& a : after)
-        for (int o : units_below(a)) may_join &= !is_downstream(o, u);
-      if (may_join) into = u;
+    auto joined = [&](int unit) -> std::optional<JoinedKernel> {
+      if (unit < 0 || scope.units[std::size_t(unit)].type != Unit::Type::kernel ||
+          !tried.insert(unit).second)
+        return {};
+      auto axes = joined_axes(n, scope.units[std::size_t(unit)]);
+      if (!axes || !may_join(unit, read, after)) return {};
+      return JoinedKernel{unit, std::move(*axes)};
     };
     for (auto r = read.rbegin(); r != read.rend(); ++r)
-      if (r->unrenamed) try_in(unit_of(r->node.get()));
+      if (r->unrenamed)
+        if (auto kernel = joined(unit_of(r->node.get()))) return kernel;
+    if (n->op->kind != Kind::reduce) return {};
     // Alternatively, n joins another reduction of the same rows. The rows are then read once and
     // are freed sooner.
-    if (n->op->kind == Kind::reduce)
-      for (auto& r : read)
-        if (r.unrenamed && r.node->bytes() >= n->in[0]->bytes())
-          if (auto rows = rows_of.find(r.node.get()); rows != rows_of.end())
-            for (int u : rows->second) try_in(u);
-    return into;
+    for (auto& r : read) {
+      auto rows = rows_of.find(r.node.get());
+      if (!r.unrenamed || r.node->bytes() < n->in[0]->bytes() || rows == rows_of.end()) continue;
+      for (int unit : rows->second)
+        if (auto kernel = joined(unit)) return kernel;
+    }
+    return {};
   }
   int new_unit(const NodePtr& n) {
     Unit u;
@@ -423,10 +429,10 @@ struct Builder {
   // Merges an elementwise kernel into a kernel over the same elements that reads its results, if
   // neither depends on the other. For example, the moments of an optimizer and its parameters are
   // computed in one pass.
-  void merge(int part, int into, const std::unordered_set<int>& first) {
+  void merge(int part, int into, const std::unordered_set<int>& dependencies) {
     if (part < 0 || part == into) return;
-    for (int o : first)
-      if (o >= 0 && o != part && o != into && is_downstream(o, part)) return;
+    for (int unit : dependencies)
+      if (unit >= 0 && unit != part && unit != into && is_downstream(unit, part)) return;
     auto &a = scope.units[std::size_t(part)], &b = scope.units[std::size_t(into)];
     auto is_mergeable = [](const Unit& u) {
       return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= kMostMerged;
@@ -437,7 +443,7 @@ struct Builder {
     b.nodes.insert(b.nodes.begin(), a.nodes.begin(), a.nodes.end());
     for (auto& n : a.nodes) scope.unit_of[n.get()] = into;
     b.after.insert(a.after.begin(), a.after.end());
-    b.order = std::max(a.order, b.order);
+    b.age = std::max(a.age, b.age);
     for (auto& u : scope.units)
       if (u.after.erase(part)) u.after.insert(into);
     a = Unit{};  // the merged unit is empty
@@ -447,20 +453,18 @@ struct Builder {
     std::vector<Read> read;
     Nodes after;
     collect_reads(n, read, after);
-    Axes outer, inner;
-    bool fuses = fuse && nodes.anchored.count(n.get()) &&
-                 (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
-    int into = fuses ? kernel_for(n, read, after, outer, inner) : -1;
-    if (into < 0)
-      into = new_unit(n);
-    else {
-      scope.units[std::size_t(into)].outer = outer;
-      scope.units[std::size_t(into)].inner = inner;
+    const bool fuses = fuse && nodes.anchored.count(n.get()) &&
+                       (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
+    const auto kernel = fuses ? kernel_for(n, read, after) : std::nullopt;
+    const int into = kernel ? kernel->unit : new_unit(n);
+    if (kernel) {
+      scope.units[std::size_t(into)].outer = kernel->axes.outer;
+      scope.units[std::size_t(into)].inner = kernel->axes.inner;
     }
     if (fuses) merge_operands(read, after, into);
-    auto& u = scope.units[std::size_t(into)];
-    u.nodes.push_back(n);
-    u.order = std::max(u.order, std::int64_t(n->id));
+    auto& unit = scope.units[std::size_t(into)];
+    unit.nodes.push_back(n);
+    unit.age = std::max(unit.age, std::int64_t(n->id));
     scope.unit_of[n.get()] = into;
     if (n->op->kind == Kind::reduce)
       for (auto& r : read)
@@ -469,34 +473,34 @@ struct Builder {
   }
   // Merges the kernels that a node of unit `into` reads into that unit, where possible.
   void merge_operands(const std::vector<Read>& read, const Nodes& after, int into) {
-    // `first`: the units that the node depends on. `viewed`: the units whose values it reads at
-    // other positions.
-    std::unordered_set<int> first, viewed;
+    // not_mergeable: units whose values it reads under other names, or from memory.
+    std::unordered_set<int> dependencies, not_mergeable;
     for (auto& r : read) {
-      auto o = unit_of(r.node.get());
-      first.insert(o);
-      if (!r.unrenamed || !nodes.anchored.count(r.node.get())) viewed.insert(o);
+      const int unit = unit_of(r.node.get());
+      dependencies.insert(unit);
+      if (!r.unrenamed || !nodes.anchored.count(r.node.get())) not_mergeable.insert(unit);
     }
     for (auto& a : after)
-      for (int o : units_below(a)) {
-        first.insert(o);
-        viewed.insert(o);
+      for (int unit : units_below(a)) {
+        dependencies.insert(unit);
+        not_mergeable.insert(unit);
       }
     for (auto& r : read)
-      if (auto o = unit_of(r.node.get()); !viewed.count(o)) merge(o, into, first);
+      if (const int unit = unit_of(r.node.get()); !not_mergeable.count(unit))
+        merge(unit, into, dependencies);
   }
   // Makes unit `into`, which computes n, run after all units that n reads, and after the previous
   // collective if n is one.
   void depend_on_operands(const NodePtr& n, const std::vector<Read>& read, const Nodes& after,
                           int into) {
     for (auto& r : read) {
-      int o = unit_of(r.node.get());
-      if (o < 0 || o == into) continue;
-      depend(into, o);
+      int unit = unit_of(r.node.get());
+      if (unit < 0 || unit == into) continue;
+      depend(into, unit);
       nodes.store_in_memory(r.node);
     }
     for (auto& a : after)
-      for (int o : units_below(a)) depend(into, o);
+      for (int unit : units_below(a)) depend(into, unit);
     if (nodes.collectives.count(n.get())) {
       if (last_collective >= 0) depend(into, last_collective);
       last_collective = into;
@@ -504,23 +508,23 @@ struct Builder {
     if (scope.units[std::size_t(into)].type == Unit::Type::single)
       for (auto& x : n->in)
         if (x)
-          for (int o : units_below(x)) depend(into, o);
+          for (int unit : units_below(x)) depend(into, unit);
   }
   // Copies a target that its unit does not write itself.
   void add_target(const Target& t) {
     auto& n = t.node;
-    int unit_id = unit_of(n.get());
-    bool written_directly = unit_id >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t &&
+    int unit = unit_of(n.get());
+    bool written_directly = unit >= 0 && !is_view(*n) && scope.targets[n.get()][0] == &t &&
                             (!t.accumulate || accumulates(n, t));
     // A kernel may store a value several times.
-    bool stores_many = unit_id >= 0 && scope.units[std::size_t(unit_id)].type == Unit::Type::kernel;
+    bool stores_many = unit >= 0 && scope.units[std::size_t(unit)].type == Unit::Type::kernel;
     if (written_directly || stores_many) return;
     Unit u;
     u.type = Unit::Type::copy;
     u.nodes = {n};
     u.target = &t;
-    u.order = std::int64_t(n->id);
-    if (unit_id >= 0 || unit_of(base_of(n).get()) >= 0) {
+    u.age = std::int64_t(n->id);
+    if (unit >= 0 || unit_of(base_of(n).get()) >= 0) {
       nodes.store_in_memory(n);
     } else {  // computed by the copy, from results of other units
       std::vector<Read> read;
@@ -528,8 +532,8 @@ struct Builder {
       collect_reads(n, read, after);
       for (auto& r : read) nodes.store_in_memory(r.node);
     }
-    int id = add_unit(std::move(u));
-    for (int o : units_below(n)) depend(id, o);
+    const int copy = add_unit(std::move(u));
+    for (int other : units_below(n)) depend(copy, other);
   }
   // Returns true if a contraction or a scatter can add to its target directly: it has no other
   // reader.
@@ -586,7 +590,7 @@ const NodePtr& base_of(const NodePtr& n) {
 Scope make_scope(const std::vector<Target>& targets, const Places& placed, bool fuse) {
   auto nodes = nodes_of(targets, placed);
   Anchors anchors{nodes, fuse};
-  anchors.count();
+  anchors.find_stored_nodes();
   anchors.anchor();
   Builder b{std::move(nodes), fuse};
   for (auto& t : targets) b.scope.targets[t.node.get()].push_back(&t);

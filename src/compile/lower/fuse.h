@@ -34,7 +34,7 @@ struct Unit {
   // kernel: the axes of its iteration space; its reductions sum over the inner axes
   Axes outer, inner;
   std::unordered_set<int> after;  // units that run before this unit
-  std::int64_t order = 0;         // age: creation order of the newest node
+  std::int64_t age = 0;           // creation order of the newest node
 };
 
 struct Scope {
@@ -43,13 +43,13 @@ struct Scope {
   std::unordered_set<const Node*> in_memory;     // nodes that are read from memory
   std::unordered_map<const Node*, std::vector<const Target*>> targets;
   // The location of a node inside `reader`, whose operand `operand` is a view of the node.
-  struct Joined {
+  struct InReader {
     NodePtr reader, operand;
     std::int64_t start;
   };
   // Nodes that are computed directly in the place of their only reader, because the reader
   // concatenates or reorders them.
-  std::unordered_map<const Node*, Joined> joined;
+  std::unordered_map<const Node*, InReader> in_reader;
 };
 
 // Divides a scope into units. `placed`: nodes that are stored in memory already. With `fuse` false,

@@ -15,36 +15,41 @@
 namespace haliax {
 
 class Lowering;
-using Env = std::vector<std::pair<Name, std::size_t>>;  // axis name -> dimension
+using AxisDims = std::vector<std::pair<Name, std::size_t>>;
 
 class Kernel {
  public:
   Kernel(Lowering&, const Axes& outer, const Axes& inner);
-  Env names(const Axes&) const;
-  // Returns the instruction that computes a node. `env` maps the axes of the node to dimensions.
-  int value(const NodePtr&, Env);
-  int compute(const NodePtr&, const Env&);      // adds instructions even if the node has some
-  int elementwise(const NodePtr&, const Env&);  // instruction of an elementwise node
+  AxisDims dims_of(const Axes&) const;
+  // Returns the instruction that computes a node. `dims` maps the axes of the node to dimensions.
+  int value(const NodePtr&, AxisDims);
+  int compute(const NodePtr&, const AxisDims&);      // adds instructions even if the node has some
+  int elementwise(const NodePtr&, const AxisDims&);  // instruction of an elementwise node
   int reduction(const NodePtr&);  // instruction of a reduction over the inner dimensions
   void store(int value, const Place&, const Axes&, bool accumulate, Monoid);
   void finish();  // writes the step
 
-  std::unordered_map<const Node*, int> computed;  // nodes of this unit -> their instructions
-  std::set<const Node*> pending;                  // all nodes of this unit, computed or not
+  std::unordered_map<const Node*, int> instr_of;  // nodes of this unit -> their instructions
+  std::set<const Node*> own_nodes;                // all nodes of this unit, computed or not
 
  private:
-  static std::size_t dim(const Env&, Name);
+  static std::size_t dim(const AxisDims&, Name);
   int push(program::Instr);
   bool is_inner(int i) const { return code_[std::size_t(i)].inner; }
   int iota(const NodePtr&, int dim, std::int64_t stride);
-  int load(const NodePtr&, const Env&);
-  Env of(const NodePtr& operand, const Env&) const;
+  int load(const NodePtr&, const AxisDims&);
+  AxisDims operand_dims(const NodePtr& operand, const AxisDims&) const;
 
-  Lowering& l_;
+  Lowering& lowering_;
   Axes dims_;
   std::size_t outer_;
   std::vector<program::Instr> code_;
-  std::vector<std::pair<std::pair<const Node*, Env>, int>> memo_;
+  struct KnownInstr {
+    const Node* node;
+    AxisDims dims;
+    int instr;
+  };
+  std::vector<KnownInstr> known_;
 };
 
 }  // namespace haliax

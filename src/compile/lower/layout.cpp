@@ -17,7 +17,7 @@ namespace {
 
 // Returns true for a loop result that stacks one slice per iteration, so that its first axis is the
 // axis of the loop.
-bool is_stack(const Node& n) {
+bool has_stack_axis(const Node& n) {
   if (n.op != &kResult || n.in[0]->op != &kLoop || n.in[0]->value) return false;
   auto& l = loop_of(n);
   return l.drop && result_of(n).fold == Fold::stack;
@@ -25,29 +25,27 @@ bool is_stack(const Node& n) {
 
 // Groups nodes that should have the same layout. Each matmul that computes or reads a node of a
 // group determines the batch axes of the group; groups with conflicting batch axes keep the default
-// layout. Then a mask takes the layout of its first operand with all of its axes, so that the step
-// that computes it reads and writes in one order. No other value does, since others may be
-// accumulated in a buffer with the default layout.
-class Preferences {
+// layout.
+class LayoutGroups {
  public:
   Layouts find_all(const Nodes& roots, const Nodes& all) {
-    for (auto& n : roots) fix(n.get());
+    for (auto& n : roots) keep_default(n.get());
     for (auto& n : all) visit(*n);
     Layouts out;
     for (auto& n : all) {
       auto& g = groups_[root(n.get())];
-      if (g.fixed || !g.batch || g.batch->empty()) continue;
+      if (g.keeps_default || !g.batch || g.batch->empty()) continue;
       auto order = ordered(*n, *g.batch);
       if (order != n->axes) out[n.get()] = std::move(order);
     }
-    for (auto& n : all) follow_operand(*n, out);
+    for (auto& n : all) order_mask(*n, out);
     return out;
   }
 
  private:
   struct LayoutGroup {
     std::optional<Names> batch = {};
-    bool fixed = false;
+    bool keeps_default = false;
   };
   std::unordered_map<const Node*, const Node*> parent_;
   std::unordered_map<const Node*, LayoutGroup> groups_;
@@ -60,13 +58,13 @@ class Preferences {
       n = p = parent_.try_emplace(p, p).first->second;
     }
   }
-  void fix(const Node* n) {
-    groups_[root(n)].fixed = true;
+  void keep_default(const Node* n) {
+    groups_[root(n)].keeps_default = true;
     default_.insert(n);
   }
   void prefer(const Node* n, const Names& batch) {
     auto& g = groups_[root(n)];
-    if (g.batch && *g.batch != batch) g.fixed = true;
+    if (g.batch && *g.batch != batch) g.keeps_default = true;
     g.batch = batch;
   }
   void unite(const Node* a, const Node* b) {
@@ -75,14 +73,14 @@ class Preferences {
     if (a == b) return;
     auto from = groups_[a];
     parent_[a] = b;
-    if (from.fixed) groups_[b].fixed = true;
+    if (from.keeps_default) groups_[b].keeps_default = true;
     if (from.batch) prefer(b, *from.batch);
   }
 
   void visit(const Node& n) {
     auto kind = n.op->kind;
     if (keeps_names(n) && !n.value) return;  // a broadcast: not in memory
-    if (kind == Kind::leaf || n.value) return fix(&n);
+    if (kind == Kind::leaf || n.value) return keep_default(&n);
     if (kind == Kind::contract) {
       Names batch;
       for (auto& a : n.axes)
@@ -91,27 +89,30 @@ class Preferences {
       prefer(&n, batch);
       prefer(n.in[0].get(), batch);
       prefer(n.in[1].get(), batch);
-    } else if (is_stack(n)) {
+    } else if (has_stack_axis(n)) {
       for (auto& v : result_of(n).value) {
         unite(v.get(), &n);
         default_.insert(v.get());
       }
-    } else if (auto slice = slice_of(n);
-               slice && slice->drop && is_stack(*n.in[0]) && slice->axis == n.in[0]->axes[0].name) {
+    } else if (auto slice = slice_of(n); slice && slice->drop && has_stack_axis(*n.in[0]) &&
+                                         slice->axis == n.in[0]->axes[0].name) {
       unite(&n, n.in[0].get());
     } else if (kind == Kind::map || kind == Kind::wrap) {
       for (auto& x : n.in)
         if (x && same_names(n.axes, x->axes)) unite(&n, x.get());
     } else if (kind == Kind::loop) {  // its bodies contain the reads of its operands
       for (auto& r : loop_of(n).results)
-        if (r.start) fix(r.start.get());
+        if (r.start) keep_default(r.start.get());
     } else if (kind != Kind::reduce) {
-      fix(&n);
+      keep_default(&n);
       for (auto& x : n.in)
-        if (x) fix(x.get());
+        if (x) keep_default(x.get());
     }
   }
-  void follow_operand(const Node& n, Layouts& out) const {
+  // A mask takes the layout of its first operand with all of its axes, so that the step that
+  // computes it reads and writes in one order. No other value does, since others may be accumulated
+  // in a buffer with the default layout.
+  void order_mask(const Node& n, Layouts& out) const {
     if (n.op->kind != Kind::map || n.dtype != DType::boolean || n.value || default_.count(&n) ||
         out.count(&n))
       return;
@@ -125,7 +126,7 @@ class Preferences {
   }
   static Axes ordered(const Node& n, const Names& batch) {
     Axes out = n.axes;
-    std::stable_partition(out.begin() + is_stack(n), out.end(), [&](auto& a) {
+    std::stable_partition(out.begin() + has_stack_axis(n), out.end(), [&](auto& a) {
       return std::find(batch.begin(), batch.end(), a.name) != batch.end();
     });
     return out;
@@ -145,7 +146,7 @@ Nodes all_computed(const Nodes& roots) {
 }
 
 Layouts layouts_of(const Nodes& roots) {
-  return Preferences().find_all(roots, all_computed(roots));
+  return LayoutGroups().find_all(roots, all_computed(roots));
 }
 
 }  // namespace haliax

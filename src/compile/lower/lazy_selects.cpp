@@ -51,14 +51,14 @@ class LazySelects {
   std::vector<int> with_same_flag(int select) const {
     auto& flag = unbroadcast(level_.node(select).in[0]);
     std::vector<int> out{select};
-    Marks members(std::size_t(level_.size()));
-    members[std::size_t(select)] = true;
+    Marks members(level_.size());
+    members.add(select);
     for (int k = select + 1; k < level_.size(); ++k) {
       auto& n = level_.node(k);
       if (!prim::selects(n) || unbroadcast(n.in[0]) != flag) continue;
-      if (level_.dependents(members)[std::size_t(k)]) continue;
+      if (level_.dependents(members)[k]) continue;
       out.push_back(k);
-      members[std::size_t(k)] = true;
+      members.add(k);
     }
     return level_.keeps_collective_order(members) ? out : std::vector{select};
   }

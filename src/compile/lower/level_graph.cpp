@@ -33,29 +33,27 @@ NodeGroup LevelGraph::from(std::size_t i, std::size_t& end) const {
   return {order_.data() + i, end - i};
 }
 static bool any_marked(const std::vector<int>& some, const Marks& m) {
-  return std::any_of(some.begin(), some.end(), [&](int k) { return m[std::size_t(k)] != 0; });
+  return std::any_of(some.begin(), some.end(), [&](int k) { return m[k]; });
 }
-bool LevelGraph::reads(NodeGroup t, const Marks& m) const {
-  return std::any_of(t.begin(), t.end(), [&](int k) { return any_marked(at(k).in, m); });
+bool LevelGraph::reads(NodeGroup group, const Marks& m) const {
+  return std::any_of(group.begin(), group.end(), [&](int k) { return any_marked(at(k).in, m); });
 }
-bool LevelGraph::is_read(NodeGroup t, const Marks& by) const {
-  return std::any_of(t.begin(), t.end(), [&](int k) { return any_marked(at(k).readers, by); });
-}
-void LevelGraph::mark(NodeGroup t, Marks& m) {
-  for (int k : t) m[std::size_t(k)] = true;
+bool LevelGraph::is_read(NodeGroup group, const Marks& by) const {
+  return std::any_of(group.begin(), group.end(),
+                     [&](int k) { return any_marked(at(k).readers, by); });
 }
 
 Marks LevelGraph::dependents(const Marks& inside) const {
   Marks out(inside.size());
-  forward([&](NodeGroup t) {
-    if (!inside[std::size_t(t[0])] && (reads(t, inside) || reads(t, out))) mark(t, out);
+  forward([&](NodeGroup group) {
+    if (!inside[group[0]] && (reads(group, inside) || reads(group, out))) out.add(group);
   });
   return out;
 }
 Marks LevelGraph::dependencies(const Marks& inside) const {
   Marks out(inside.size());
-  backward([&](NodeGroup t) {
-    if (!inside[std::size_t(t[0])] && (is_read(t, inside) || is_read(t, out))) mark(t, out);
+  backward([&](NodeGroup group) {
+    if (!inside[group[0]] && (is_read(group, inside) || is_read(group, out))) out.add(group);
   });
   return out;
 }
@@ -64,15 +62,15 @@ bool LevelGraph::keeps_collective_order(const Marks& inside) const {
   int last = 0, first = std::numeric_limits<int>::max();
   for (int k : order_) {
     const int number = at(k).first_collective;
-    if (before[std::size_t(k)]) last = std::max(last, number);
-    if (after[std::size_t(k)] && number) first = std::min(first, number);
+    if (before[k]) last = std::max(last, number);
+    if (after[k] && number) first = std::min(first, number);
   }
   return last < first;
 }
 void LevelGraph::form_loop(const Marks& inside, int loop) {
   const auto after = dependents(inside);
-  auto is_in = [&](int k) { return inside[std::size_t(k)] != 0; };
-  auto is_after = [&](int k) { return after[std::size_t(k)] != 0; };
+  auto is_in = [&](int k) { return inside[k]; };
+  auto is_after = [&](int k) { return after[k]; };
   auto first = std::find_if(order_.begin(), order_.end(), is_in);
   auto end = std::find_if(order_.rbegin(), order_.rend(), is_in).base();
   std::stable_partition(first, end, [&](int k) { return !is_after(k); });

@@ -12,8 +12,25 @@
 
 namespace haliax {
 
-using Marks = std::vector<char>;         // one mark per node of the level
 using NodeGroup = std::span<const int>;  // nodes that one new loop computes, or one node
+// A set of nodes of the level.
+class Marks {
+ public:
+  explicit Marks(int size) : marked_(std::size_t(size)) {}
+  bool operator[](int k) const { return marked_[std::size_t(k)]; }
+  int size() const { return int(marked_.size()); }
+  void add(int k) { marked_[std::size_t(k)] = true; }
+  void add(NodeGroup group) {
+    for (int k : group) add(k);
+  }
+  void add(const Marks& other) {
+    for (int k = 0; k < size(); ++k)
+      if (other[k]) add(k);
+  }
+
+ private:
+  std::vector<bool> marked_;
+};
 struct LevelNode {
   NodePtr node;
   std::vector<int> in = {}, readers = {};
@@ -39,15 +56,14 @@ class LevelGraph {
   }
   template <class F> void backward(const F& f) const {
     std::vector<NodeGroup> all;
-    forward([&](NodeGroup t) { all.push_back(t); });
+    forward([&](NodeGroup group) { all.push_back(group); });
     for (auto t = all.rbegin(); t != all.rend(); ++t) f(*t);
   }
   // Returns true if a node of the group has a marked operand.
   bool reads(NodeGroup, const Marks&) const;
   // Returns true if a node of the group has a marked reader.
   bool is_read(NodeGroup, const Marks& by) const;
-  bool is_free(NodeGroup t) const { return at(t[0]).loop < 0; }
-  static void mark(NodeGroup, Marks&);
+  bool is_free(NodeGroup group) const { return at(group[0]).loop < 0; }
 
   // Return the nodes that depend on the nodes `inside`, or that these depend on, without them.
   Marks dependents(const Marks& inside) const;

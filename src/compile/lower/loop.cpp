@@ -11,7 +11,7 @@ namespace haliax {
 using program::Step;
 
 struct Lowering::LoweredLoop {
-  const Loop& l;
+  const Loop& loop;
   std::vector<std::vector<IterationPart>> parts = {};  // parts of each body
   std::vector<Place> places = {};                      // place of each result
   std::vector<bool> added = {};                        // by result: it is added to an existing sum
@@ -19,67 +19,67 @@ struct Lowering::LoweredLoop {
   bool has_deferred = false;  // the iterations run in two passes (`IterationPart::deferred`)
 };
 
-void Lowering::loop(const NodePtr& n) {
+void Lowering::lower_loop(const NodePtr& n) {
   auto& l = loop_of(*n);
-  LoweredLoop t{l};
+  LoweredLoop state{l};
   auto parts = iteration_parts_.find(n.get());
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    t.parts.push_back(parts == iteration_parts_.end() ? std::vector{unsplit_iteration(l, b)}
-                                                      : parts->second[b]);
-    for (auto& p : t.parts[b]) {
-      t.may_skip |= p.flag != nullptr;
-      t.has_deferred |= p.deferred != nullptr;
+    state.parts.push_back(parts == iteration_parts_.end() ? std::vector{unsplit_iteration(l, b)}
+                                                          : parts->second[b]);
+    for (auto& p : state.parts[b]) {
+      state.may_skip |= p.flag != nullptr;
+      state.has_deferred |= p.deferred != nullptr;
     }
   }
-  t.may_skip |= condition_of(l) != nullptr;
+  state.may_skip |= condition_of(l) != nullptr;
   Nodes results;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = results.emplace_back(loop_result(n, k));
-    auto& how = l.results[k];
-    bool adds = how.fold == Fold::stack ||
-                (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
+    auto& result = l.results[k];
+    bool adds = result.fold == Fold::stack ||
+                (result.fold == Fold::fold && result.monoid == Monoid::sum && !result.start);
     auto* add = adds ? accumulation(r) : nullptr;
-    t.added.push_back(add != nullptr);
+    state.added.push_back(add != nullptr);
     // A condition never changes, so it is read where it is stored.
-    if (how.is_condition && in_memory(how.start)) {
-      t.places.push_back(place_of(how.start));
+    if (result.is_condition && in_memory(result.start)) {
+      state.places.push_back(place_of(result.start));
       continue;
     }
-    t.places.push_back(add ? add->place : target_place(r));
+    state.places.push_back(add ? add->place : target_place(r));
     if (add) continue;
-    if (how.start)
-      start_from(how.start, t.places[k], r->axes);
-    else if (how.fold == Fold::stack && t.may_skip)
-      zero(t.places[k], r->axes);
-    else if (how.fold == Fold::fold)
-      fill(t.places[k], r->axes, prim::identity(how.monoid, r->dtype));
+    if (result.start)
+      start_from(result.start, state.places[k], r->axes);
+    else if (result.fold == Fold::stack && state.may_skip)
+      zero(state.places[k], r->axes);
+    else if (result.fold == Fold::fold)
+      fill(state.places[k], r->axes, prim::identity(result.monoid, r->dtype));
   }
   for (bool deferred : {false, true})
-    for (std::size_t position = 0; position < l.index.size() && (!deferred || t.has_deferred);
+    for (std::size_t position = 0; position < l.index.size() && (!deferred || state.has_deferred);
          ++position)
       // The remainder tile has the last positions of the axis.
-      body(t, l.reverse ? l.index.size() - 1 - position : position, deferred);
-  for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), t.places[k]);
+      lower_body(state, l.reverse ? l.index.size() - 1 - position : position, deferred);
+  for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), state.places[k]);
   retained_.insert(retained_.end(), results.begin(), results.end());
 }
 
-void Lowering::body(const LoweredLoop& t, std::size_t b, bool deferred) {
-  auto& l = t.l;
+void Lowering::lower_body(const LoweredLoop& state, std::size_t b, bool deferred) {
+  auto& l = state.loop;
   Step s{.kind = program::Kind::loop,
          .loop = {.trips = trips(l, b), .reverse = l.reverse, .continues_previous = deferred}};
-  if (s.loop.trips == 0 || (deferred && !t.parts[b].front().deferred)) return;
+  if (s.loop.trips == 0 || (deferred && !state.parts[b].front().deferred)) return;
   auto* index = l.index[b].get();
-  const auto mark = added_.size();
+  const auto first_added = added_.size();
   const Place* condition = nullptr;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
-    if (l.results[k].carry) set_place(l.results[k].carry.get(), t.places[k]);
-    if (l.results[k].is_condition) condition = &t.places[k];
+    if (l.results[k].carry) set_place(l.results[k].carry.get(), state.places[k]);
+    if (l.results[k].is_condition) condition = &state.places[k];
   }
   auto iteration = [&] {
-    for (auto& part : t.parts[b]) {
-      auto before = added_.size();
-      iteration_part(part, deferred ? part.deferred : part.flag, t, b);
-      forget(before);
+    for (auto& part : state.parts[b]) {
+      const auto first_of_part = added_.size();
+      lower_part(part, deferred ? part.deferred : part.flag, state, b);
+      forget(first_of_part);
     }
   };
   if (condition) {
@@ -91,21 +91,22 @@ void Lowering::body(const LoweredLoop& t, std::size_t b, bool deferred) {
     variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
     push_with_body(std::move(s), iteration);
   }
-  forget(mark);
+  forget(first_added);
   variables_.erase(index);
 }
 
-void Lowering::iteration_part(const IterationPart& part, const NodePtr& flag, const LoweredLoop& t,
-                              std::size_t b) {
-  if (!flag) return part_values(part, t, b);
+void Lowering::lower_part(const IterationPart& part, const NodePtr& flag, const LoweredLoop& state,
+                          std::size_t b) {
+  if (!flag) return lower_part_values(part, state, b);
   auto place = fresh({}, DType::boolean);
-  scope({{flag, place}});
-  conditional(place, [&] { part_values(part, t, b); });
+  lower_scope({{flag, place}});
+  conditional(place, [&] { lower_part_values(part, state, b); });
 }
 
 // Computes the values of a part. Then all carries receive their next values, since the old values
 // may be read until all next values are computed. Only a body that is a single part has carries.
-void Lowering::part_values(const IterationPart& part, const LoweredLoop& t, std::size_t b) {
+void Lowering::lower_part_values(const IterationPart& part, const LoweredLoop& state,
+                                 std::size_t b) {
   struct Move {
     Place from, to;
     Axes axes;
@@ -113,19 +114,21 @@ void Lowering::part_values(const IterationPart& part, const LoweredLoop& t, std:
   std::vector<Move> moves;
   std::vector<Target> targets;
   for (auto& [k, value] : part.values) {
-    auto& how = t.l.results[k];
-    if (how.fold == Fold::fold)
-      targets.push_back({value, t.places[k], true, how.monoid});
-    else if (how.fold == Fold::stack)
-      targets.push_back({value, iteration_block(t.places[k], t.l, t.l.index[b], value->axes),
-                         t.added[k], Monoid::sum});
-    else if (value != how.carry) {
+    auto& result = state.loop.results[k];
+    if (result.fold == Fold::fold)
+      targets.push_back({value, state.places[k], true, result.monoid});
+    else if (result.fold == Fold::stack)
+      targets.push_back(
+          {value, iteration_block(state.places[k], state.loop, state.loop.index[b], value->axes),
+           state.added[k], Monoid::sum});
+    else if (value != result.carry) {
       auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
-      moves.push_back({next, reordered(t.places[k], how.carry->axes, value->axes), value->axes});
+      moves.push_back(
+          {next, reordered(state.places[k], result.carry->axes, value->axes), value->axes});
       targets.push_back({value, next});
     }
   }
-  scope(targets);
+  lower_scope(targets);
   for (auto& m : moves) copy(m.from, m.to, m.axes);
 }
 
@@ -135,7 +138,7 @@ void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axe
     return copy(start->axes == axes ? from : reordered(from, start->axes, axes), to, axes);
   }
   Kernel k(*this, axes, {});
-  k.store(k.value(start, k.names(start->axes)), to, axes, false, Monoid::sum);
+  k.store(k.value(start, k.dims_of(start->axes)), to, axes, false, Monoid::sum);
   k.finish();
 }
 

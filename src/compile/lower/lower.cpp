@@ -52,7 +52,7 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   Purposes purposes(roots, inputs);
   const auto modules = analysis::modules_of(roots);
   Lowering l(p, options, purposes, modules, layouts, iteration_parts);
-  if (options.row > 1) l.align(multiplied(roots));
+  if (options.row_alignment > 1) l.align(multiplied(roots));
   auto add = [&](const NodePtr& n, const char* purpose, program::Home home, std::vector<int>& slots,
                  int& count) {
     slots.push_back(l.new_slot(n->bytes(), purpose, home, count++));
@@ -67,7 +67,7 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   for (auto& n : roots)
     targets.push_back(
         {n, add(n, purposes.of_result(*n), program::Home::result, p.result_slots, p.results)});
-  l.scope(targets);
+  l.lower_scope(targets);
   return out;
 }
 

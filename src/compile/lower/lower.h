@@ -48,8 +48,8 @@ Nodes batch_loops(const Nodes& roots, const BatchLimits&);
 Nodes first_positions(const Nodes& roots);
 
 struct LowerOptions {
-  bool fuse = true;  // false: each node is a step of its own, in creation order
-  int row = 1;       // `program::Machine::row_alignment`, in bytes
+  bool fuse = true;       // false: each node is a step of its own, in creation order
+  int row_alignment = 1;  // in bytes
 };
 struct Lowered {
   std::shared_ptr<program::Program> program;  // without offsets, scratch and shared memory

@@ -26,7 +26,6 @@ std::vector<std::int64_t> row_major(const Axes& axes) {
     s[i] = n;
     n *= axes[i].size;
   }
-
   return s;
 }
 
@@ -56,9 +55,9 @@ Place Lowering::fresh_for(const NodePtr& n) {
   slot.gathered = Purposes::gathered(*n);
   if (aligned_.count(n.get()) && axes.size() > 1 && slot.bytes >= kLarge) {
     const std::int64_t size = bytes_of(n->dtype), row = axes.back().size * size;
-    if (auto over = row % options_.row; over > 0 && options_.row % size == 0) {
+    if (auto over = row % options_.row_alignment; over > 0 && options_.row_alignment % size == 0) {
       auto wide = axes;
-      wide.back().size = (row - over + options_.row) / size;
+      wide.back().size = (row - over + options_.row_alignment) / size;
       p.strides = row_major(wide);
       slot.bytes = axis_size(wide) * size;
     }
@@ -72,7 +71,7 @@ void Lowering::set_place(const Node* n, Place p) {
 void Lowering::forget(std::size_t from) {
   for (; added_.size() > from; added_.pop_back()) {
     places_.erase(added_.back());
-    joined_.erase(added_.back());
+    reader_places_.erase(added_.back());
   }
 }
 Place Lowering::place_of(const NodePtr& n) {
@@ -104,14 +103,15 @@ Place Lowering::target_place(const NodePtr& n) {
   if (auto t = scope_->targets.find(n.get());
       t != scope_->targets.end() && !t->second[0]->accumulate)
     return t->second[0]->place;
-  if (auto known = joined_.find(n.get()); known != joined_.end()) return known->second;
-  if (auto part = scope_->joined.find(n.get()); part != scope_->joined.end())
-    return joined_place(n, part->second);
+  if (auto known = reader_places_.find(n.get()); known != reader_places_.end())
+    return known->second;
+  if (auto part = scope_->in_reader.find(n.get()); part != scope_->in_reader.end())
+    return place_in_reader(n, part->second);
   return fresh_for(n);
 }
-Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
+Place Lowering::place_in_reader(const NodePtr& n, const Scope::InReader& part) {
   auto& reader = *part.reader;
-  Place all = joined_[&reader] = target_place(part.reader);
+  Place all = reader_places_[&reader] = target_place(part.reader);
   added_.push_back(&reader);  // in another scope its place differs
   if (part.start > 0)
     all.offset +=
@@ -152,7 +152,6 @@ void Lowering::push(Step s) {
       origin.module = known->second;
     s.where = where_of(origin);
   }
-
   steps_->push_back(std::move(s));
 }
 Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limit) {
@@ -166,7 +165,6 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
       t.loop = variable;
       t.stride = prim::index_chunk(*start) * stride;
     }
-
     return t;
   }
   if (prim::is_number(start)) {
@@ -188,35 +186,37 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
 }
 
 // ---- units ----
-void Lowering::scope(const std::vector<Target>& targets) {
+void Lowering::lower_scope(const std::vector<Target>& targets) {
   Scope s = make_scope(targets, places_, options_.fuse);
   auto* outer = std::exchange(scope_, &s);
   for (int u : schedule(s, places_, !options_.fuse))
     // A unit that was merged into another one is empty.
-    if (auto& each = s.units[std::size_t(u)]; !each.nodes.empty()) unit(each);
+    if (auto& each = s.units[std::size_t(u)]; !each.nodes.empty()) lower_unit(each);
   scope_ = outer;
 }
-void Lowering::unit(const Unit& u) {
+void Lowering::lower_unit(const Unit& u) {
   auto* was = std::exchange(current_node_, u.nodes.back().get());
   if (u.type == Unit::Type::kernel)
-    kernel(u);
+    lower_kernel(u);
   else if (u.type == Unit::Type::copy)
     copy_into(u);
   else
-    single(u.nodes[0]);
+    lower_node(u.nodes[0]);
   current_node_ = was;
 }
-void Lowering::single(const NodePtr& n) {
-  if (n->op == &kLoop) return loop(n);
-  if (n->op == &kCollective) return collective_spec_of(*n).ranks > 0 ? ring(n) : collective(n);
+void Lowering::lower_node(const NodePtr& n) {
+  if (n->op == &kLoop) return lower_loop(n);
+  if (n->op == &kCollective)
+    return collective_spec_of(*n).ranks > 0 ? lower_ring(n) : lower_collective(n);
   auto* add = n->op->kind == Kind::contract || n->op->accumulates ? accumulation(n) : nullptr;
   result_ = add ? add->place : target_place(n);
   if (n->op->kind == Kind::contract) {
     auto &a = n->in[0], &b = n->in[1];
     if (n->in.size() > 2)
-      masked_matmul(*n, add != nullptr);
+      lower_masked_matmul(*n, add != nullptr);
     else
-      contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
+      push_contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes},
+                    add != nullptr);
   } else if (add) {
     accumulating_ = true;
     n->op->lower(*n, *this);
@@ -228,7 +228,7 @@ void Lowering::single(const NodePtr& n) {
   }
   if (!add) set_place(n.get(), result_);
 }
-void Lowering::collective(const NodePtr& n) {
+void Lowering::lower_collective(const NodePtr& n) {
   auto& w = collective_spec_of(*n);
   Step s{.kind = program::Kind::collective, .collective = w.collective};
   for (auto& x : n->in)
@@ -249,7 +249,7 @@ void Lowering::collective(const NodePtr& n) {
 // Lowers a ring contraction. The block of another rank is in memory while it is contracted, and is
 // sent to the next rank from there. Step r of rank i contracts positions (i + r) % ranks * size of
 // `fixed` with the block that it has: first its own, then those received from rank i + 1.
-void Lowering::ring(const NodePtr& n) {
+void Lowering::lower_ring(const NodePtr& n) {
   auto& w = collective_spec_of(*n);
   auto &fixed = n->in[0], &rotating = n->in[1];
   auto result = collective_result(n, 0);
@@ -269,9 +269,9 @@ void Lowering::ring(const NodePtr& n) {
       block_place = next;
     }
     const auto start = (w.rank + ring_step) % w.ranks * size;
-    contract(block_of({out, result->axes}, w.along[0], size, start),
-             block_of({fixed_place, fixed->axes}, w.along[0], size, start),
-             {block_place, rotating->axes}, sums && ring_step > 0);
+    push_contract(block_of({out, result->axes}, w.along[0], size, start),
+                  block_of({fixed_place, fixed->axes}, w.along[0], size, start),
+                  {block_place, rotating->axes}, sums && ring_step > 0);
   }
   set_place(result.get(), out);
   retained_.push_back(result);
@@ -287,7 +287,7 @@ Lowering::Placed Lowering::block_of(Placed p, Name axis, std::int64_t size, std:
   }
   return p;
 }
-void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate) {
+void Lowering::push_contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate) {
   const MatmulAxes x(a.axes, b.axes, out.axes);
   Axes all = x.batch;
   for (auto* part : {&x.m, &x.n, &x.k}) all.insert(all.end(), part->begin(), part->end());
@@ -296,20 +296,20 @@ void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, boo
         .contract = {sizes(x.batch), sizes(x.m), sizes(x.n), sizes(x.k), of(a), of(b), of(out),
                      accumulate}});
 }
-void Lowering::masked_matmul(const Node& n, bool add) {
+void Lowering::lower_masked_matmul(const Node& n, bool add) {
   auto masked = MaskedMatmulAttr::of(n);
   const Placed out{result_, n.axes}, a{place_of(n.in[0]), n.in[0]->axes},
       b{place_of(n.in[1]), n.in[1]->axes};
-  if (!masked.in_kernel) return masked_blocks(n, out, a, b, add);
-  contract(out, a, b, add);
+  if (!masked.in_kernel) return lower_masked_blocks(n, out, a, b, add);
+  push_contract(out, a, b, add);
   auto& c = steps_->back().contract;
   const MatmulAxes of(a.axes, b.axes, out.axes);
   const auto flags = place_of(n.in[2]);
   c.block_mask.flags = view(flags, {}, {});
   c.block_mask.flags.strides.assign(c.out.strides.size(), 0);
   c.block_mask.zero = masked.zero;
-  for (std::size_t k = 0; k < masked.sides.size(); ++k) {
-    auto [axis, size] = masked.sides[k];
+  for (std::size_t k = 0; k < masked.blocked.size(); ++k) {
+    auto [axis, size] = masked.blocked[k];
     (has(of.k, axis)   ? c.block_mask.k
      : has(of.m, axis) ? c.block_mask.m
                        : c.block_mask.n) = {size, flags.strides[k]};
@@ -317,10 +317,10 @@ void Lowering::masked_matmul(const Node& n, bool add) {
 }
 // Lowers a masked matmul as a loop over blocks. A block is computed if its flag is true. A
 // remainder block is at the end.
-void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, const Placed& b,
-                             bool add) {
+void Lowering::lower_masked_blocks(const Node& n, const Placed& out, const Placed& a,
+                                   const Placed& b, bool add) {
   auto masked = MaskedMatmulAttr::of(n);
-  const auto [axis, block] = masked.sides[0];
+  const auto [axis, block] = masked.blocked[0];
   const bool sums = !find(n, axis);
   const Placed flags{place_of(n.in[2]), n.in[2]->axes};
   if (!add && (sums || masked.zero)) zero(result_, n.axes);
@@ -332,7 +332,7 @@ void Lowering::masked_blocks(const Node& n, const Placed& out, const Placed& a, 
       return block_of(p, axis, positions, number * block, variable);
     };
     conditional(block_of(flags, flags.axes[0].name, 1, number, variable).place,
-                [&] { contract(part(out), part(a), part(b), add || sums); });
+                [&] { push_contract(part(out), part(a), part(b), add || sums); });
   };
   if (full_blocks > 0) {
     const int variable = p_.loops++;
@@ -352,7 +352,7 @@ void Lowering::copy_into(const Unit& u) {
     return copy(place_of(n), t.place, n->axes);
   }
   Kernel k(*this, n->axes, {});
-  int value = k.value(n, k.names(n->axes));
+  int value = k.value(n, k.dims_of(n->axes));
   k.store(value, t.place, n->axes, t.accumulate, t.monoid);
   k.finish();
 }
@@ -362,16 +362,16 @@ void Lowering::fill(const Place& p, const Axes& axes, const NodePtr& number) {
   k.store(k.compute(number, {}), p, axes, false, Monoid::sum);
   k.finish();
 }
-void Lowering::kernel(const Unit& u) {
+void Lowering::lower_kernel(const Unit& u) {
   Kernel k(*this, u.outer, u.inner);
-  for (auto& n : u.nodes) k.pending.insert(n.get());
+  for (auto& n : u.nodes) k.own_nodes.insert(n.get());
   std::vector<std::pair<const Node*, Place>> stored;
   for (auto& n : u.nodes) {
-    auto env = k.names(n->axes);
+    auto dims = k.dims_of(n->axes);
     int v = n->op->kind == Kind::reduce ? k.reduction(n)
-            : n->op->kind == Kind::map  ? k.elementwise(n, env)
-                                        : k.compute(n, env);
-    k.computed[n.get()] = v;
+            : n->op->kind == Kind::map  ? k.elementwise(n, dims)
+                                        : k.compute(n, dims);
+    k.instr_of[n.get()] = v;
     bool placed = false;
     if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end())
       for (auto* target : t->second) {

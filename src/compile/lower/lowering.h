@@ -16,10 +16,11 @@ namespace haliax {
 
 class Lowering final : public Emit {
  public:
-  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u,
-           const analysis::Modules& m, const Layouts& l, const IterationParts& t)
-      : p_(p), options_(o), purposes_(u), modules_(m), layouts_(l), iteration_parts_(t),
-        steps_(&p.steps) {}
+  Lowering(program::Program& program, const LowerOptions& options, const Purposes& purposes,
+           const analysis::Modules& modules, const Layouts& layouts,
+           const IterationParts& iteration_parts)
+      : p_(program), options_(options), purposes_(purposes), modules_(modules), layouts_(layouts),
+        iteration_parts_(iteration_parts), steps_(&program.steps) {}
 
   // Sets the values whose rows are aligned (`Machine::row_alignment`) if the values are large.
   void align(std::unordered_set<const Node*> rows) { aligned_ = std::move(rows); }
@@ -27,7 +28,7 @@ class Lowering final : public Emit {
                int index = -1);
   Place in_slot(int slot, const NodePtr&) const;  // row-major, covering all of the slot
   void set_place(const Node* n, Place p);  // the value has this place to the end of the scope
-  void scope(const std::vector<Target>&);  // writes the steps that compute the targets
+  void lower_scope(const std::vector<Target>&);
 
   bool is_placed(const Node& n) const { return places_.count(&n) > 0; }
   // Returns true if a unit of this scope computes the node.
@@ -78,27 +79,28 @@ class Lowering final : public Emit {
   // Returns the place of a value inside the concatenation or reordered result that alone reads it,
   // so that the value is written directly to its final location. For example, given y = concat(x,
   // z), x is computed in the first rows of y.
-  Place joined_place(const NodePtr&, const Scope::Joined&);
+  Place place_in_reader(const NodePtr&, const Scope::InReader&);
   // Returns the target that the value is added to, if the value has one target and no other place.
   // Null otherwise.
   const Target* accumulation(const NodePtr&) const;
   bool in_memory(const NodePtr&) const;
   void forget(std::size_t from);  // removes the places that were set after index `from` of `added_`
-  void unit(const Unit&);
-  void single(const NodePtr&);
-  void collective(const NodePtr&);
-  void ring(const NodePtr&);
-  void contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate);
-  void masked_matmul(const Node&, bool add);
-  void masked_blocks(const Node&, const Placed& out, const Placed& a, const Placed& b, bool add);
+  void lower_unit(const Unit&);
+  void lower_node(const NodePtr&);
+  void lower_collective(const NodePtr&);
+  void lower_ring(const NodePtr&);
+  void push_contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate);
+  void lower_masked_matmul(const Node&, bool add);
+  void lower_masked_blocks(const Node&, const Placed& out, const Placed& a, const Placed& b,
+                           bool add);
   void copy_into(const Unit&);  // copies a value in memory, or a view of one, into a target
-  void kernel(const Unit&);
+  void lower_kernel(const Unit&);
   // ---- loop.cpp ----
   struct LoweredLoop;  // the state of a loop while it is lowered
-  void loop(const NodePtr&);
-  void body(const LoweredLoop&, std::size_t b, bool deferred);
-  void iteration_part(const IterationPart&, const NodePtr& flag, const LoweredLoop&, std::size_t b);
-  void part_values(const IterationPart&, const LoweredLoop&, std::size_t b);
+  void lower_loop(const NodePtr&);
+  void lower_body(const LoweredLoop&, std::size_t b, bool deferred);
+  void lower_part(const IterationPart&, const NodePtr& flag, const LoweredLoop&, std::size_t b);
+  void lower_part_values(const IterationPart&, const LoweredLoop&, std::size_t b);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
   // Returns the place of one iteration's entry in a stacked result.
   Place iteration_block(const Place& stack, const Loop&, const NodePtr& index, Axes value);
@@ -113,7 +115,7 @@ class Lowering final : public Emit {
   std::vector<program::Step>* steps_;
   Places places_;
   std::vector<const Node*> added_;  // keys of `places_`, in order of insertion
-  Places joined_;                   // concatenations that have a place before they are computed
+  Places reader_places_;            // concatenations that have a place before they are computed
   // Loop index -> loop variable, or -1 if the index has a single value.
   std::unordered_map<const Node*, int> variables_;
   Nodes retained_;  // results of loops and collectives; their addresses are keys of `places_`

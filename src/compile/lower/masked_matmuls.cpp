@@ -23,7 +23,6 @@
 #include "graph/loop.h"
 
 namespace haliax {
-
 namespace {
 
 // The result is 0 if any one of the three operands is 0, provided that all of it is defined: it is
@@ -31,22 +30,22 @@ namespace {
 Linear zero_in_masked(const Node& n, std::size_t) {
   auto m = MaskedMatmulAttr::of(n);
   bool sums =
-      std::any_of(m.sides.begin(), m.sides.end(), [&](auto& s) { return !find(n, s.axis); });
+      std::any_of(m.blocked.begin(), m.blocked.end(), [&](auto& s) { return !find(n, s.axis); });
   return m.zero || sums ? Linear::one : Linear::no;
 }
 
 // Returns a message unless in[2] has one bool flag per block, with the axes of the blocks in the
-// order of `sides`. Empty: valid.
+// order of `blocked`. Empty: valid.
 std::string fault_of_masked(const Node& n) {
   if (n.in.size() != 3) return "it has no block flags";
   auto m = MaskedMatmulAttr::of(n);
   auto& flags = *n.in[2];
   bool fits =
-      flags.dtype == DType::boolean && flags.axes.size() == m.sides.size() && !m.sides.empty();
-  for (std::size_t k = 0; fits && k < m.sides.size(); ++k) {
-    auto* axis = find(find(*n.in[0], m.sides[k].axis) ? *n.in[0] : *n.in[1], m.sides[k].axis);
-    fits = axis && m.sides[k].size > 0 &&
-           flags.axes[k].size == analysis::AxisBlocks{*axis, m.sides[k].size}.blocks().size;
+      flags.dtype == DType::boolean && flags.axes.size() == m.blocked.size() && !m.blocked.empty();
+  for (std::size_t k = 0; fits && k < m.blocked.size(); ++k) {
+    auto* axis = find(find(*n.in[0], m.blocked[k].axis) ? *n.in[0] : *n.in[1], m.blocked[k].axis);
+    fits = axis && m.blocked[k].size > 0 &&
+           flags.axes[k].size == analysis::AxisBlocks{*axis, m.blocked[k].size}.blocks().size;
   }
   return fits ? "" : "its flags " + to_string(flags.axes) + " do not match its blocks";
 }
@@ -67,11 +66,11 @@ const Op kMaskedMatmul{.name = "dot",
 namespace {
 
 // The blocks that a contraction skips: blocks in which one of the masks is false everywhere, if all
-// values in `if_zero` of this mask are 0 at run time.
+// values in `must_be_zero` of this mask are 0 at run time.
 struct SkippedBlocks {
   struct Mask {
     NodePtr mask;
-    Nodes if_zero;
+    Nodes must_be_zero;
   };
   std::vector<Mask> masks = {};
   bool zero = false;  // skipped blocks are 0 in the result
@@ -155,14 +154,15 @@ class BlockSkipping {
   // Returns the contraction without masked blocks, along the first axis for which there are masks.
   // Null: there is none. Masks that make an operand 0 have priority over masks of readers.
   NodePtr masked(const Node& n) const {
-    for (std::size_t side : {0u, 1u})
-      for (auto& a : n.in[side]->axes)
-        if (auto created =
-                block_size(n, a.size) ? with_flags(n, a, of_operand(n.in[side], a.name)) : nullptr)
-          return created;
-    for (auto& a : n.axes)
-      if (auto created = block_size(n, a.size) ? with_flags(n, a, of_readers(n, a.name)) : nullptr)
-        return created;
+    for (std::size_t k : {0u, 1u})
+      for (auto& a : n.in[k]->axes) {
+        if (block_size(n, a.size) == 0) continue;
+        if (auto created = with_flags(n, a, of_operand(n.in[k], a.name))) return created;
+      }
+    for (auto& a : n.axes) {
+      if (block_size(n, a.size) == 0) continue;
+      if (auto created = with_flags(n, a, of_readers(n, a.name))) return created;
+    }
     return nullptr;
   }
   // Returns the blocks in which operand x is 0.
@@ -170,9 +170,9 @@ class BlockSkipping {
     SkippedBlocks out{.zero = true};
     for (auto& m : analysis::masks_of(x, axis)) {
       SkippedBlocks::Mask skipped_mask{m, {}};
-      auto replacement = analysis::value_where_false(x, m.get(), axis, skipped_mask.if_zero);
+      auto replacement = analysis::value_where_false(x, m.get(), axis, skipped_mask.must_be_zero);
       if (!replacement) continue;
-      if (!prim::is_number(replacement, 0)) skipped_mask.if_zero.push_back(replacement);
+      if (!prim::is_number(replacement, 0)) skipped_mask.must_be_zero.push_back(replacement);
       out.masks.push_back(std::move(skipped_mask));
     }
     return out;
@@ -206,8 +206,8 @@ class BlockSkipping {
       SkippedBlocks::Mask skipped_mask{m, {}};
       auto most = analysis::MaskedReads::nothing;
       for (auto& e : ends)
-        most =
-            std::max(most, analysis::reads_where_false(e, &n, m.get(), axis, skipped_mask.if_zero));
+        most = std::max(
+            most, analysis::reads_where_false(e, &n, m.get(), axis, skipped_mask.must_be_zero));
       if (most == analysis::MaskedReads::all) continue;
       out.zero |= most == analysis::MaskedReads::zero;
       out.masks.push_back(std::move(skipped_mask));
@@ -225,7 +225,7 @@ class BlockSkipping {
   // split into blocks. It is the query axis if `a` is the key axis.
   std::optional<Axis> queries_of(const Node& n, const Axis& a, const SkippedBlocks& skipped) const {
     std::optional<Axis> longest;
-    for (auto& [mask, if_zero] : skipped.masks)
+    for (auto& [mask, must_be_zero] : skipped.masks)
       for (auto& x : mask->axes) {
         bool has_it =
             x.name != a.name && (find(*n.in[0], x.name) || find(*n.in[1], x.name)) && is_side(n, x);
@@ -246,11 +246,11 @@ class BlockSkipping {
       blocks.push_back({*queries, kernel_block(n)});
     }
     NodePtr created;  // a flag per block
-    for (auto& [mask, if_zero] : skipped.masks) {
+    for (auto& [mask, must_be_zero] : skipped.masks) {
       auto may = analysis::may_be_true(mask, blocks);
       if (!may || !has(may->axes, blocks[0].blocks().name)) continue;
       Nodes zero;
-      for (auto& x : if_zero) zero.push_back(prim::equal(x, prim::number(0, x->dtype)));
+      for (auto& x : must_be_zero) zero.push_back(prim::equal(x, prim::number(0, x->dtype)));
       created = analysis::both_flags(created, analysis::flag_or_not_all(may, zero));
     }
     if (!created) return nullptr;
@@ -261,10 +261,9 @@ class BlockSkipping {
     MaskedMatmulAttr attr{.zero = skipped.zero, .in_kernel = in_kernel};
     Axes flags;
     for (auto& b : blocks) {
-      attr.sides.push_back({b.axis.name, b.block});
+      attr.blocked.push_back({b.axis.name, b.block});
       flags.push_back(b.blocks());
     }
-
     auto matmul = make(kMaskedMatmul, {n.in[0], n.in[1], prim::fit(created, flags)}, n.axes, dtype,
                        attr.attr());
     return prim::cast(matmul, n.dtype);

@@ -7,31 +7,30 @@
 namespace haliax {
 
 // The contraction of in[0] and in[1] without some blocks. in[2] has a flag per block along the axes
-// `sides`; blocks whose flag is false are skipped. If a side is a contracted axis, a skipped block
+// `blocked`; blocks whose flag is false are skipped. If such an axis is contracted, a skipped block
 // would add 0. Else a skipped block is a part of the result that is 0 (`zero`) or that no op reads.
 extern const Op kMaskedMatmul;
 struct MaskedMatmulAttr {
-  struct Grain {
+  struct BlockedAxis {
     Name axis;
     std::int64_t size = 1;  // positions of a block
   };
-  std::vector<Grain> sides = {};
+  std::vector<BlockedAxis> blocked = {};
   bool zero = false;  // if the result has the axes: it is 0 in skipped blocks, else unread there
   // true: one matmul whose kernel skips the blocks; false: a loop with one matmul per block
   bool in_kernel = true;
   Attr attr() const {
     Attr a{.ints = {zero, in_kernel}};
-    for (auto& s : sides) {
+    for (auto& s : blocked) {
       a.names.push_back(s.axis);
       a.ints.push_back(s.size);
     }
-
     return a;
   }
   static MaskedMatmulAttr of(const Node& n) {
     MaskedMatmulAttr m{.zero = n.attr.ints[0] != 0, .in_kernel = n.attr.ints[1] != 0};
     for (std::size_t k = 0; k < n.attr.names.size(); ++k)
-      m.sides.push_back({n.attr.names[k], n.attr.ints[k + 2]});
+      m.blocked.push_back({n.attr.names[k], n.attr.ints[k + 2]});
     return m;
   }
 };

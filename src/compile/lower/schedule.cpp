@@ -59,7 +59,7 @@ std::vector<int> schedule(const Scope& s, const Places& placed, bool by_age) {
   std::vector<std::size_t> place(n);  // number of units that became ready before this one
   std::size_t entered = 0;
   auto key = [&](std::size_t u) {
-    return std::tuple(by_age ? 0 : growth[u], s.units[u].order, place[u], u);
+    return std::tuple(by_age ? 0 : growth[u], s.units[u].age, place[u], u);
   };
   auto enter = [&](std::size_t u) {
     place[u] = entered++;

@@ -18,12 +18,13 @@
 namespace haliax {
 namespace {
 
+// A value that equals e * factor.
 struct Factored {
   NodePtr e, factor;
-};  // a value equals e * factor
+};
 
-// Returns true for the sum of e = exp(x - max x) along its rows, or for a `select` that replaces a
-// sum of 0.
+// Returns true for the sum of e = exp(x - max x) along its rows, or of the `select` that
+// replaces a sum of 0.
 bool is_sum_of(const NodePtr& n, const Node& e) {
   auto shifted = analysis::shifted_exp(e);
   const Node* sum = n.get();
@@ -59,7 +60,7 @@ class Factoring {
       Rewrite created;
       for (auto& n : read->second) {
         follow(n->origin);
-        if (auto y = without(*n, *f, n->in[n->in[0] == x ? 1 : 0])) created[n.get()] = y;
+        if (auto y = matmul_of_exp(*n, *f, n->in[n->in[0] == x ? 1 : 0])) created[n.get()] = y;
       }
       if (created.size() == read->second.size()) to.insert(created.begin(), created.end());
     }
@@ -97,12 +98,12 @@ class Factoring {
     if (op == &prim::kAdd)
       for (std::size_t side : {0u, 1u})
         if (auto f = factored_operand(x->in[side]))
-          if (auto e = with_label(*f, x->in[1 - side])) return Factored{e, f->factor};
+          if (auto e = minus_label(*f, x->in[1 - side])) return Factored{e, f->factor};
     return {};
   }
   // Returns e minus its sum at the position of the label, if x is select(id == position, -g, 0) and
   // the factor is g / sum. Null otherwise.
-  static NodePtr with_label(const Factored& f, const NodePtr& x) {
+  static NodePtr minus_label(const Factored& f, const NodePtr& x) {
     if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0))
       return nullptr;
     auto& weight = x->in[1];
@@ -127,7 +128,7 @@ class Factoring {
   }
   // Returns the matmul of the factored operand and y, computed from e. Null if the rewrite does not
   // reduce work or memory.
-  static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
+  static NodePtr matmul_of_exp(const Node& n, const Factored& f, const NodePtr& y) {
     auto contains_only = [](const Axes& some, const Axes& of) {
       return without_axes(some, of).empty();
     };
