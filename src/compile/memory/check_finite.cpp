@@ -43,12 +43,12 @@ struct Finite : program::HostCall {
   NonFinite known;  // NaN or infinity among the constants of its code
   void run(const std::vector<Operand>& arrays, const void* const* data) const override {
     NonFinite out, in = known;
-    auto look = [&](std::size_t k) {
+    auto found = [&](std::size_t k) {
       return found_in(arrays[k], static_cast<const std::byte*>(data[k]));
     };
-    for (std::size_t k = 0; k < created; ++k) out |= look(k);
+    for (std::size_t k = 0; k < created; ++k) out |= found(k);
     if (!out.nan && !out.inf) return;
-    for (std::size_t k = created; k < arrays.size(); ++k) in |= look(k);
+    for (std::size_t k = created; k < arrays.size(); ++k) in |= found(k);
     bool makes_nan = out.nan && !in.nan, makes_inf = out.inf && !in.nan && !in.inf;
     if (!makes_nan && !makes_inf) return;
     throw Error(fmt::format("[{}] produces {} from {}{}{}", op, makes_nan ? "NaN" : "inf",
@@ -71,7 +71,6 @@ Operand reached(const program::Program& p, const Step& s, const program::View& v
       out.dims.push_back(dims[d]);
       out.view.strides.push_back(v.strides[d]);
     }
-
   return out;
 }
 
@@ -95,7 +94,7 @@ bool computes(Kind k) {
   }
   return false;
 }
-Step look_at(const program::Program& p, const Step& s) {
+Step check_of(const program::Program& p, const Step& s) {
   std::vector<Operand> created, read;
   auto call = std::make_shared<Finite>();
   auto wrote = [&](int slot) {
@@ -124,13 +123,14 @@ void check(const program::Program& p, std::vector<Step>& steps) {
   std::vector<Step> out;
   for (auto& s : steps) {
     check(p, s.body);
-    bool looks = computes(s.kind);
+    bool checks = computes(s.kind);
     // The entire matmul is computed, since skipped blocks are undefined.
-    if (looks) s.contract.block_mask = {};
+    if (checks) s.contract.block_mask = {};
     out.push_back(std::move(s));
-    if (!looks) continue;
-    auto look = look_at(p, out.back());
-    if (static_cast<const Finite&>(*look.host.call).created > 0) out.push_back(std::move(look));
+    if (!checks) continue;
+    auto host_check = check_of(p, out.back());
+    if (static_cast<const Finite&>(*host_check.host.call).created > 0)
+      out.push_back(std::move(host_check));
   }
   steps = std::move(out);
 }

@@ -16,9 +16,10 @@
 
 namespace haliax {
 
-// Chooses in-place updates, donated arguments, and the offsets in one arena. optional = false: each
-// slot has memory of its own throughout.
-void plan_memory(program::Program&, const std::vector<bool>& donated, bool optional, bool verify);
+// Chooses in-place updates, donated arguments, and the offsets in one arena. share_memory = false:
+// each slot has memory of its own throughout. checks: calls verify_shared.
+void plan_memory(program::Program&, const std::vector<bool>& donated, bool share_memory,
+                 bool checks);
 // Returns the bytes of the arena that are in use while each step runs, after plan_memory. Steps are
 // in execution order: all iterations of loops, or one iteration of each if there were more than
 // 4096 steps.
@@ -73,7 +74,7 @@ void verify_shared(const program::Program&);
 // Arrays that a group sums or concatenates have one size and dtype, and each box that a device
 // sends matches the box that is received. Raises if a check fails.
 void verify_collectives(const std::vector<const program::Program*>&);
-// Returns these collectives, one line each.
+// Returns the collectives of a Program, one line each.
 std::string collectives_text(const program::Program&);
 
 }  // namespace haliax

@@ -31,55 +31,55 @@ using program::Term;
 using program::View;
 
 using Slots = std::set<int>;
-struct Touched {
+struct SlotAccess {
   Slots reads, writes;
 };
-void touch(const Step& s, Touched& out) {
+void collect_accesses(const Step& s, SlotAccess& out) {
   each_access(s, [&](int slot, bool writes, const View*) {
     (writes ? out.writes : out.reads).insert(slot);
   });
-  for (auto& inner : s.body) touch(inner, out);
+  for (auto& inner : s.body) collect_accesses(inner, out);
 }
-Touched touched_by(const Step& s) {
-  Touched out;
-  touch(s, out);
+SlotAccess accessed_by(const Step& s) {
+  SlotAccess out;
+  collect_accesses(s, out);
   return out;
 }
-bool meet(const Slots& a, const Slots& b) {
+bool conflict(const Slots& a, const Slots& b) {
   return std::any_of(a.begin(), a.end(), [&](int s) { return b.count(s) > 0; });
 }
 // Returns true if one writes slots that the other reads or writes. Such steps keep their order.
-bool meet(const Touched& a, const Touched& b) {
-  return meet(a.reads, b.writes) || meet(a.writes, b.writes) || meet(a.writes, b.reads);
+bool conflict(const SlotAccess& a, const SlotAccess& b) {
+  return conflict(a.reads, b.writes) || conflict(a.writes, b.writes) || conflict(a.writes, b.reads);
 }
 
 // A collective that has started. Slots that determine the place of its operands were read at the
 // start.
-struct StartedCall {
+struct StartedCollective {
   Step finish;
-  Touched in_flight;   // its operands and results
-  bool ahead = false;  // for the next iteration; there is none after the last iteration
-  bool meets(const Touched& t) const { return meet(in_flight, t); }
+  SlotAccess in_flight;        // its operands and results
+  bool is_prefetched = false;  // for the next iteration; there is none after the last iteration
+  bool conflicts_with(const SlotAccess& a) const { return conflict(in_flight, a); }
 };
-StartedCall started(const Step& s, bool ahead) {
-  StartedCall o{.finish = {.kind = Kind::finish, .op = s.op, .where = s.where},
-                .in_flight = {},
-                .ahead = ahead};
-  o.finish.finish.call = s.collective.call;
+StartedCollective started(const Step& s, bool is_prefetched) {
+  StartedCollective out{.finish = {.kind = Kind::finish, .op = s.op, .where = s.where},
+                        .in_flight = {},
+                        .is_prefetched = is_prefetched};
+  out.finish.finish.call = s.collective.call;
   auto note = [](auto& operands, Slots& slots, std::vector<View>& views) {
     for (auto& op : operands)
       if (slots.insert(op.view.slot).second)
         views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
   };
-  note(s.collective.x, o.in_flight.reads, o.finish.finish.x);
-  note(s.collective.out, o.in_flight.writes, o.finish.finish.out);
-  return o;
+  note(s.collective.x, out.in_flight.reads, out.finish.finish.x);
+  note(s.collective.out, out.in_flight.writes, out.finish.finish.out);
+  return out;
 }
 
-constexpr double kWorthIt = 256;  // smallest collective that overlaps, in bytes sent
+constexpr double kMinSentBytes = 256;  // smaller collectives do not overlap
 // Contractions that a start may move past. A larger distance holds memory for longer without a
 // further gain.
-constexpr int kEarlier = 2;
+constexpr int kMaxPassedContracts = 2;
 
 class Overlap {
  public:
@@ -87,7 +87,7 @@ class Overlap {
     each_step(p.steps, [&](const Step& s) { count(s); });
   }
   void run() {
-    for (auto& o : in_list(p_.steps)) p_.steps.push_back(o.finish);
+    for (auto& c : in_list(p_.steps)) p_.steps.push_back(c.finish);
   }
 
  private:
@@ -108,14 +108,15 @@ class Overlap {
   // their order.
   static void move_starts_up(std::vector<Step>& list) {
     for (std::size_t i = 0; i < list.size(); ++i) {
-      if (list[i].kind != Kind::collective || list[i].collective.sent_bytes < kWorthIt) continue;
-      const auto call = touched_by(list[i]);
+      if (list[i].kind != Kind::collective || list[i].collective.sent_bytes < kMinSentBytes)
+        continue;
+      const auto call = accessed_by(list[i]);
       auto k = i;
       for (int passed = 0; k > 0; --k) {
         auto& before = list[k - 1];
         passed += before.kind == Kind::contract;
         bool stays = before.kind == Kind::collective || !before.body.empty();
-        if (stays || passed > kEarlier || meet(call, touched_by(before))) break;
+        if (stays || passed > kMaxPassedContracts || conflict(call, accessed_by(before))) break;
       }
       std::rotate(list.begin() + std::ptrdiff_t(k), list.begin() + std::ptrdiff_t(i),
                   list.begin() + std::ptrdiff_t(i) + 1);
@@ -123,35 +124,36 @@ class Overlap {
   }
   // Starts the collectives of a list and finishes each before the first step that accesses its
   // arrays. Returns the collectives that are in flight after the list.
-  std::vector<StartedCall> in_list(std::vector<Step>& list) {
+  std::vector<StartedCollective> in_list(std::vector<Step>& list) {
     move_starts_up(list);
     std::vector<Step> out;
-    std::vector<StartedCall> open;
+    std::vector<StartedCollective> open;
     auto push = [&](Step s) {
-      auto t = touched_by(s);
-      std::erase_if(open, [&](StartedCall& o) {
-        if (!o.meets(t)) return false;
+      auto t = accessed_by(s);
+      std::erase_if(open, [&](StartedCollective& c) {
+        if (!c.conflicts_with(t)) return false;
         bool at_once = out.back().kind == Kind::collective &&
-                       out.back().collective.call == o.finish.finish.call;
+                       out.back().collective.call == c.finish.finish.call;
         if (at_once)
           out.back().collective.call = -1;
         else
-          out.push_back(o.finish);
+          out.push_back(c.finish);
         return true;
       });
       out.push_back(std::move(s));
     };
     for (auto& s : list) {
-      std::vector<StartedCall> more;
+      std::vector<StartedCollective> more;
       if (s.kind == Kind::loop) {
         for (auto& first : prefetch(s)) push(std::move(first));
         more = in_iteration(s.body);
       } else if (s.kind == Kind::conditional) {
         more = in_list(s.body);
       } else if (s.kind == Kind::collective) {
-        bool ahead = s.collective.call >= 0;
-        if (!ahead && s.collective.sent_bytes >= kWorthIt) s.collective.call = p_.calls++;
-        if (s.collective.call >= 0) more.push_back(started(s, ahead));
+        const bool is_prefetched = s.collective.call >= 0;  // prefetch() numbered it
+        if (!is_prefetched && s.collective.sent_bytes >= kMinSentBytes)
+          s.collective.call = p_.calls++;
+        if (s.collective.call >= 0) more.push_back(started(s, is_prefetched));
       }
       push(std::move(s));
       open.insert(open.end(), more.begin(), more.end());
@@ -161,18 +163,21 @@ class Overlap {
   }
   // Collectives in flight at the end of an iteration are finished in the next iteration, or after
   // the loop.
-  std::vector<StartedCall> in_iteration(std::vector<Step>& body) {
+  std::vector<StartedCollective> in_iteration(std::vector<Step>& body) {
     auto open = in_list(body);
     auto left = open;
     std::vector<Step> out;
     for (auto& s : body) {
-      auto t = touched_by(s);
-      std::erase_if(left,
-                    [&](StartedCall& o) { return o.meets(t) && (out.push_back(o.finish), true); });
+      auto t = accessed_by(s);
+      std::erase_if(left, [&](StartedCollective& c) {
+        if (!c.conflicts_with(t)) return false;
+        out.push_back(c.finish);
+        return true;
+      });
       out.push_back(std::move(s));
     }
     body = std::move(out);
-    std::erase_if(open, [](auto& o) { return o.ahead; });
+    std::erase_if(open, [](auto& c) { return c.is_prefetched; });
     return open;
   }
 
@@ -190,10 +195,10 @@ class Overlap {
   // Returns the gather at step i if it can be prefetched: its steps are in the body, and other
   // steps of an iteration only read the gathered value.
   std::optional<Gathering> gathering(const std::vector<Step>& body,
-                                     const std::vector<Touched>& touched, std::size_t i) const {
+                                     const std::vector<SlotAccess>& accessed, std::size_t i) const {
     auto& s = body[i];
     if (s.kind != Kind::collective || s.collective.kind != program::CollectiveKind::all_gather ||
-        s.collective.call >= 0 || s.collective.sent_bytes < kWorthIt)
+        s.collective.call >= 0 || s.collective.sent_bytes < kMinSentBytes)
       return {};
     Gathering g;
     std::vector<std::size_t> todo{i};
@@ -201,9 +206,9 @@ class Overlap {
       auto k = todo.back();
       todo.pop_back();
       if (!g.steps.insert(k).second) continue;
-      for (int slot : touched[k].reads)
+      for (int slot : accessed[k].reads)
         for (std::size_t j = 0; j < body.size(); ++j) {
-          if (!touched[j].writes.count(slot)) continue;
+          if (!accessed[j].writes.count(slot)) continue;
           auto kind = body[j].kind;
           if (j >= i || (kind != Kind::fused && kind != Kind::copy && kind != Kind::gather))
             return {};
@@ -211,14 +216,14 @@ class Overlap {
         }
     }
     for (auto k : g.steps)
-      for (int slot : touched[k].writes) {
+      for (int slot : accessed[k].writes) {
         int mine = 0, here = 0;
         for (std::size_t j = 0; j < body.size(); ++j) {
           auto times = accesses_to(body[j], slot);
           here += times;
           mine += g.steps.count(j) > 0 ? times : 0;
           bool reads = times > 0 && g.steps.count(j) == 0;
-          if (reads && (k != i || j < i || touched[j].writes.count(slot))) return {};
+          if (reads && (k != i || j < i || accessed[j].writes.count(slot))) return {};
           if (reads) g.last = std::max(g.last, j);
         }
         if (here != accesses_[std::size_t(slot)] || p_.slot(slot).home != program::Home::arena)
@@ -239,42 +244,53 @@ class Overlap {
     auto& l = loop.loop;
     if (l.trips < 2) return first;
     std::optional<Next> next;
-    for (std::size_t i = 0; i < loop.body.size(); ++i) {
-      std::vector<Touched> touched;
-      for (auto& s : loop.body) touched.push_back(touched_by(s));
-      auto g = gathering(loop.body, touched, i);
-      if (!g) continue;
+    for (std::size_t i = 0; i < loop.body.size();) {
+      std::vector<SlotAccess> accessed;
+      for (auto& s : loop.body) accessed.push_back(accessed_by(s));
+      auto g = gathering(loop.body, accessed, i);
+      if (!g) {
+        ++i;
+        continue;
+      }
       if (!next) next = Next{fresh(DType::i32), fresh(DType::boolean)};
-      int call = p_.calls++;
-      auto& gather = loop.body[i];
-      Step prefetched{.kind = Kind::conditional,
-                      .conditional = {{next->exists, DType::boolean, 0, {}, {}}},
-                      .op = gather.op,
-                      .where = gather.where};
-      for (auto k : g->steps) {
+      const int call = p_.calls++;
+      for (auto k : g->steps)
         loop.body[k].collective.call = loop.body[k].kind == Kind::collective ? call : -1;
+      for (auto k : g->steps) {
         first.push_back(at_iteration(loop.body[k], l.variable, [&](View& v, const Term& t) {
           v.offset += t.stride * (l.reverse ? l.trips - 1 : 0);
         }));
-        prefetched.body.push_back(
-            at_iteration(loop.body[k], l.variable, [&](View& v, const Term& t) {
-              v.terms.push_back({.slot = next->iteration,
-                                 .slot_dtype = DType::i32,
-                                 .limit = l.trips - 1,
-                                 .stride = t.stride});
-            }));
         count(first.back());
       }
+      const auto prefetched = conditional_prefetch(loop, *g, i, *next);
       std::vector<Step> body;
       for (std::size_t k = 0; k < loop.body.size(); ++k) {
         if (!g->steps.count(k)) body.push_back(std::move(loop.body[k]));
         if (k == g->last) body.push_back(prefetched);
       }
       loop.body = std::move(body);
-      i -= g->steps.size();  // these steps were removed
+      i = i + 1 - g->steps.size();  // these steps were removed
     }
     if (next) loop.body.insert(loop.body.begin(), next_iteration(l, *next));
     return first;
+  }
+  // Returns the steps that gather for the next iteration, if there is one. gather: the step that
+  // they replace.
+  static Step conditional_prefetch(const Step& loop, const Gathering& g, std::size_t gather,
+                                   const Next& next) {
+    Step out{.kind = Kind::conditional,
+             .conditional = {{next.exists, DType::boolean, 0, {}, {}}},
+             .op = loop.body[gather].op,
+             .where = loop.body[gather].where};
+    for (auto k : g.steps)
+      out.body.push_back(
+          at_iteration(loop.body[k], loop.loop.variable, [&](View& v, const Term& t) {
+            v.terms.push_back({.slot = next.iteration,
+                               .slot_dtype = DType::i32,
+                               .limit = loop.loop.trips - 1,
+                               .stride = t.stride});
+          }));
+    return out;
   }
   static Step next_iteration(const program::Loop& l, const Next& next) {
     Step s{.kind = Kind::fused, .op = "index"};
@@ -316,18 +332,18 @@ class Overlap {
 };
 
 // Report of a collective: its first start, and the first step that waits for it.
-struct OverlappedCall {
+struct OverlappedCollective {
   const Step *start = nullptr, *waits = nullptr;
-  bool ahead = false, next_iteration = false;
+  bool is_prefetched = false, next_iteration = false;
 };
-void look(const std::vector<Step>& steps, bool in_conditional,
-          std::map<int, OverlappedCall>& calls) {
+void collect_collectives(const std::vector<Step>& steps, bool in_conditional,
+                         std::map<int, OverlappedCollective>& calls) {
   for (std::size_t k = 0; k < steps.size(); ++k) {
     auto& s = steps[k];
     if (s.kind == Kind::collective && s.collective.call >= 0) {
       auto& c = calls[s.collective.call];
-      c.ahead |= in_conditional && c.start;  // a prefetch is under a condition
-      c.next_iteration |= c.waits && !c.ahead;
+      c.is_prefetched |= in_conditional && c.start;  // a prefetch is under a condition
+      c.next_iteration |= c.waits && !c.is_prefetched;
       if (!c.start) c.start = &s;
     } else if (s.kind == Kind::finish) {
       auto next = k + 1;
@@ -335,7 +351,7 @@ void look(const std::vector<Step>& steps, bool in_conditional,
       auto& waits = calls[s.finish.call].waits;
       if (!waits && next < steps.size()) waits = &steps[next];
     }
-    look(s.body, s.kind == Kind::conditional, calls);
+    collect_collectives(s.body, s.kind == Kind::conditional, calls);
   }
 }
 
@@ -344,16 +360,16 @@ void look(const std::vector<Step>& steps, bool in_conditional,
 void overlap(Program& p) { Overlap(p).run(); }
 
 std::vector<std::string> overlap_report(const Program& p) {
-  std::map<int, OverlappedCall> calls;
-  look(p.steps, false, calls);
+  std::map<int, OverlappedCollective> calls;
+  collect_collectives(p.steps, false, calls);
   std::vector<std::string> out;
   auto place = [](const Step& s) { return s.where.empty() ? "" : " (" + s.where + ")"; };
   for (auto& [number, c] : calls) {
     if (!c.start) continue;
-    auto& how = c.start->collective;
-    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", name_of(how.kind),
-                              how.x.size(), place(*c.start),
-                              c.ahead ? ", prefetched one iteration ahead" : "",
+    auto& collective = c.start->collective;
+    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", name_of(collective.kind),
+                              collective.x.size(), place(*c.start),
+                              c.is_prefetched ? ", prefetched one iteration ahead" : "",
                               !c.waits ? "the end" : std::string(c.waits->op) + place(*c.waits),
                               c.next_iteration ? " of the next iteration" : ""));
   }

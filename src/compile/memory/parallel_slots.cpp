@@ -32,23 +32,24 @@ class SlotUses {
   // disjoint stripes.
   bool are_disjoint(const Step& loop, Trips around) const {
     auto [begin, end] = spans_.at(&loop);
-    bool known = true;
-    each_step(loop.body, [&](auto& s) { known &= touches_only_views(s.kind); });
-    if (!known) return false;
+    bool only_views = true;
+    each_step(loop.body, [&](auto& s) { only_views &= touches_only_views(s.kind); });
+    if (!only_views) return false;
     around[loop.loop.variable] = loop.loop.trips;
     add_trips(loop.body, around);
-    for (int m = 0; m < int(p_.slots.size()); ++m) {
-      auto mine = within(timeline_.accesses(m), begin, end);
-      if (std::none_of(mine.begin(), mine.end(), [](auto& a) { return a.writes; })) continue;
-      if (lives_in(m, begin, end)) {
-        if (!mine.front().writes) return false;
+    for (int slot = 0; slot < int(p_.slots.size()); ++slot) {
+      auto in_loop = within(timeline_.accesses(slot), begin, end);
+      if (std::none_of(in_loop.begin(), in_loop.end(), [](auto& a) { return a.writes; })) continue;
+      if (lives_in(slot, begin, end)) {
+        if (!in_loop.front().writes) return false;
         continue;
       }
       std::optional<Stripes> all;
-      for (auto& a : mine) {
-        auto its = a.view ? stripes_of(*a.step, *a.view, loop.loop.variable, around) : std::nullopt;
-        if (!its || (all && *all != *its)) return false;
-        all = its;
+      for (auto& a : in_loop) {
+        auto stripes =
+            a.view ? stripes_of(*a.step, *a.view, loop.loop.variable, around) : std::nullopt;
+        if (!stripes || (all && *all != *stripes)) return false;
+        all = stripes;
       }
     }
     return true;
@@ -57,9 +58,9 @@ class SlotUses {
   std::int64_t bytes_in(const Step& loop) const {
     auto [begin, end] = spans_.at(&loop);
     std::int64_t bytes = 0;
-    for (int m = 0; m < int(p_.slots.size()); ++m)
-      if (!timeline_.accesses(m).empty() && lives_in(m, begin, end))
-        bytes += program::aligned(p_.slot(m).bytes);
+    for (int slot = 0; slot < int(p_.slots.size()); ++slot)
+      if (!timeline_.accesses(slot).empty() && lives_in(slot, begin, end))
+        bytes += program::aligned(p_.slot(slot).bytes);
     return bytes;
   }
 
@@ -75,9 +76,9 @@ class SlotUses {
     };
     return {at(begin), at(end)};
   }
-  bool lives_in(int m, int begin, int end) const {
-    auto& all = timeline_.accesses(m);
-    return p_.slot(m).home == Home::arena && all.front().at >= begin && all.back().at < end;
+  bool lives_in(int slot, int begin, int end) const {
+    auto& all = timeline_.accesses(slot);
+    return p_.slot(slot).home == Home::arena && all.front().at >= begin && all.back().at < end;
   }
 
   const Program& p_;
@@ -91,51 +92,47 @@ template <class S> S* only_loop(S& s) {
   return body.size() == 1 && body[0].kind == Kind::loop ? &body[0] : nullptr;
 }
 
+// Calls f(loop, trip counts of the loops around it) for each loop, outer ones first. Enters its
+// body if f returns true.
+template <class Steps, class F> void each_loop(Steps& steps, const Trips& around, const F& f) {
+  for (auto& s : steps) {
+    if (s.kind == Kind::conditional) each_loop(s.body, around, f);
+    if (s.kind != Kind::loop || !f(s, around)) continue;
+    auto inside = around;
+    inside[s.loop.variable] = s.loop.trips;
+    each_loop(s.body, inside, f);
+  }
+}
+
 }  // namespace
 
 void assign_parallel_slots(Program& p, const program::Device& device, int workers) {
-  SlotUses touches(p);
-  auto visit = [&](auto& self, std::vector<Step>& steps, Trips around) -> void {
-    for (auto& s : steps) {
-      if (s.kind == program::Kind::conditional) self(self, s.body, around);
-      if (s.kind != program::Kind::loop) continue;
-      std::vector<Step*> nest;
-      auto inner = around;
-      for (auto* l = &s; l && touches.are_disjoint(*l, inner); l = only_loop(*l)) {
-        nest.push_back(l);
-        inner[l->loop.variable] = l->loop.trips;
-      }
-      std::int64_t count = 1;
-      for (auto* l : nest) count *= l->loop.trips;
-      int parallel_slots =
-          nest.empty() ? 0
-                       : device.parallel_slots(s, count, touches.bytes_in(*nest.back()), workers);
-      for (auto* l : nest) l->loop.parallel_slots = parallel_slots;
-      if (parallel_slots > 0) continue;
-      around[s.loop.variable] = s.loop.trips;
-      self(self, s.body, around);
+  SlotUses uses(p);
+  each_loop(p.steps, {}, [&](Step& loop, Trips around) {
+    std::vector<Step*> nest;
+    for (auto* l = &loop; l && uses.are_disjoint(*l, around); l = only_loop(*l)) {
+      nest.push_back(l);
+      around[l->loop.variable] = l->loop.trips;
     }
-  };
-  visit(visit, p.steps, {});
+    std::int64_t count = 1;
+    for (auto* l : nest) count *= l->loop.trips;
+    const int parallel_slots =
+        nest.empty() ? 0 : device.parallel_slots(loop, count, uses.bytes_in(*nest.back()), workers);
+    for (auto* l : nest) l->loop.parallel_slots = parallel_slots;
+    return parallel_slots == 0;
+  });
 }
 
 void check_parallel_slots(const Program& p, const char* after) {
-  SlotUses touches(p);
-  auto visit = [&](auto& self, const std::vector<Step>& steps, Trips around) -> void {
-    for (auto& s : steps) {
-      if (s.kind == program::Kind::conditional) self(self, s.body, around);
-      if (s.kind != program::Kind::loop) continue;
-      if (s.loop.parallel_slots > 0 && !touches.are_disjoint(s, around))
-        throw Error(
-            fmt::format("[verify] loop after {}: its iterations run in parallel, "
-                        "but access memory of each other; {}",
-                        after, s.where));
-      auto inner = around;
-      inner[s.loop.variable] = s.loop.trips;
-      self(self, s.body, inner);
-    }
-  };
-  visit(visit, p.steps, {});
+  SlotUses uses(p);
+  each_loop(p.steps, {}, [&](const Step& loop, const Trips& around) {
+    if (loop.loop.parallel_slots > 0 && !uses.are_disjoint(loop, around))
+      throw Error(
+          fmt::format("[verify] loop after {}: its iterations run in parallel, "
+                      "but access memory of each other; {}",
+                      after, loop.where));
+    return true;
+  });
 }
 
 }  // namespace haliax

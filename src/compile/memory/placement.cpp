@@ -13,7 +13,7 @@ using program::aligned;
 
 class ArenaPlacement {
  public:
-  ArenaPlacement(SharedSlots& s, bool optional) : s_(s), optional_(optional) {}
+  ArenaPlacement(SharedSlots& s, bool share_memory) : s_(s), share_memory_(share_memory) {}
   // Places all items. Items that live within an iteration of a loop with parallel slots are placed
   // first, relative to the start of a parallel slot. All parallel slots of the loop are then one
   // item of the arena, which lives as long as the loop; its offset is added to theirs. For example,
@@ -57,21 +57,21 @@ class ArenaPlacement {
   using Items = std::vector<ArenaItem>;
   // Assigns an offset to each item. Returns the total bytes.
   std::int64_t place(Items& items) const {
-    if (optional_)
+    if (share_memory_)
       std::stable_sort(items.begin(), items.end(),
                        [](auto& a, auto& b) { return a.bytes > b.bytes; });
-    using ByOffset = std::vector<const ArenaItem*>;
+    using Sorted = std::vector<const ArenaItem*>;
     // Number of intervals of the timeline. An item that lives in one interval only compares with
     // the items of this interval.
     constexpr int kParts = 64;
-    std::vector<ByOffset> parts(kParts);
-    ByOffset all;
+    std::vector<Sorted> parts(kParts);
+    Sorted all;
     auto part_at = [&](int at) {
       return std::size_t(std::clamp(at, 0, s_.last()) / (s_.last() / kParts + 1));
     };
-    auto lower = [](auto* a, auto* b) { return *a->offset < *b->offset; };
-    auto insert = [&](ByOffset& to, const ArenaItem& item) {
-      to.insert(std::upper_bound(to.begin(), to.end(), &item, lower), &item);
+    auto by_offset = [](auto* a, auto* b) { return *a->offset < *b->offset; };
+    auto insert = [&](Sorted& to, const ArenaItem& item) {
+      to.insert(std::upper_bound(to.begin(), to.end(), &item, by_offset), &item);
     };
     std::int64_t bytes = 0;
     for (auto& item : items) {
@@ -85,7 +85,6 @@ class ArenaPlacement {
           best = end;
           best_gap = gap;
         }
-
         end = std::max(end, *o->offset + aligned(o->bytes));
       }
       *item.offset = best < 0 ? end : best;
@@ -99,12 +98,13 @@ class ArenaPlacement {
     Items out;
     auto add = [&](std::int64_t bytes, SharedSlots::Liveness l, std::int64_t& offset,
                    const char* purpose) {
-      out.push_back({bytes, optional_ ? l : SharedSlots::Liveness{0, s_.last()}, &offset, purpose});
+      out.push_back(
+          {bytes, share_memory_ ? l : SharedSlots::Liveness{0, s_.last()}, &offset, purpose});
     };
     for (int s = 0; s < int(s_.p.slots.size()); ++s)
       if (auto& slot = s_.p.slot(s);
-          s_.has_own_memory(s) && slot.home == Home::arena && s_.liveness_in(s).last >= 0)
-        add(slot.bytes, s_.liveness_in(s), slot.offset, slot.purpose);
+          s_.is_root(s) && slot.home == Home::arena && s_.liveness(s).last >= 0)
+        add(slot.bytes, s_.liveness(s), slot.offset, slot.purpose);
     for (int at = 1; at <= s_.last(); ++at)
       if (auto& s = s_.timeline.step(at); s.scratch_bytes > 0)
         add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
@@ -118,7 +118,6 @@ class ArenaPlacement {
       grows[std::size_t(i.liveness.first)] += i.bytes;
       grows[std::size_t(std::min(i.liveness.last, s_.last())) + 1] -= i.bytes;
     }
-
     std::int64_t now = 0, most = 0;
     int at = 0;
     for (int t = 0; t <= s_.last(); ++t)
@@ -126,7 +125,6 @@ class ArenaPlacement {
         most = now;
         at = t;
       }
-
     std::int64_t gaps = s_.p.arena_bytes;
     for (auto& i : items) {
       if (i.liveness.first > at || i.liveness.last < at) continue;
@@ -140,11 +138,11 @@ class ArenaPlacement {
   }
 
   SharedSlots& s_;
-  const bool optional_;
+  const bool share_memory_;
 };
 
 }  // namespace
 
-void place_slots(SharedSlots& s, bool optional) { ArenaPlacement(s, optional).run(); }
+void place_slots(SharedSlots& s, bool share_memory) { ArenaPlacement(s, share_memory).run(); }
 
 }  // namespace haliax

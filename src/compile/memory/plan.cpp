@@ -36,17 +36,17 @@ void check_shared(SharedSlots& slots) {
 
 }  // namespace
 
-void plan_memory(Program& p, const std::vector<bool>& donated, bool optional, bool verify) {
-  SharedSlots slots(p, donated, verify);
-  if (optional) {
+void plan_memory(Program& p, const std::vector<bool>& donated, bool share_memory, bool checks) {
+  SharedSlots slots(p, donated, checks);
+  if (share_memory) {
     share_values(slots);
     share_stripes(slots);
     drop_redundant_copies(slots);
   }
   for (int s = 0; s < int(p.slots.size()); ++s)
-    if (!slots.has_own_memory(s)) p.slot(s).alias = slots.find_root(s);
-  if (verify) check_shared(slots);
-  place_slots(slots, optional);
+    if (!slots.is_root(s)) p.slot(s).alias = slots.find_root(s);
+  if (checks) check_shared(slots);
+  place_slots(slots, share_memory);
   drop_empty(p.steps);
   check_gathered(p);
   p.donated.assign(std::size_t(p.arguments), -1);
@@ -58,6 +58,12 @@ void plan_memory(Program& p, const std::vector<bool>& donated, bool optional, bo
     else
       p.peak_bytes += s.bytes;
   }
+}
+
+std::int64_t argument_bytes(const Program& p) {
+  std::int64_t n = 0;
+  for (int s : p.argument_slots) n += p.slot(s).bytes;
+  return n;
 }
 
 }  // namespace haliax

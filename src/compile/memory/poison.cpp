@@ -34,7 +34,7 @@ struct Poison {
       });
     });
   }
-  std::set<int> touched(const Step& step) const {  // including the steps in its body
+  std::set<int> accessed(const Step& step) const {  // including the steps in its body
     std::set<int> out;
     auto add = [&](auto& s) {
       each_access(s, [&](int slot, bool, const View*) {
@@ -63,12 +63,11 @@ struct Poison {
   void after_last_use(std::vector<Step>& steps, const std::set<int>& memories) const {
     std::map<int, std::size_t> last, times;
     for (std::size_t k = 0; k < steps.size(); ++k)
-      for (int m : touched(steps[k]))
+      for (int m : accessed(steps[k]))
         if (memories.count(m)) {
           last[m] = k;
           ++times[m];
         }
-
     std::vector<Step> out;
     for (std::size_t k = 0; k < steps.size(); ++k) {
       std::set<int> inside, after;
@@ -85,10 +84,10 @@ struct Poison {
 }  // namespace
 
 void poison(Program& p) {
-  const Poison what(p);
+  const Poison poison_fill(p);
   std::set<int> all;
-  for (auto& [m, dtype] : what.gathered) all.insert(m);
-  what.after_last_use(p.steps, all);
+  for (auto& [m, dtype] : poison_fill.gathered) all.insert(m);
+  poison_fill.after_last_use(p.steps, all);
 }
 
 }  // namespace haliax

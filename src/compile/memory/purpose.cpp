@@ -34,52 +34,66 @@ void computed_from(const Node& n, Nodes& out) {
 
 Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
   if (inputs.empty()) return;
-  auto all = all_nodes(roots);
-  Nodes first;  // gradients, and roots that no gradient reaches
-  std::set<std::vector<const NameData*>> handed_on;
+  const auto all = all_nodes(roots);
+  find_backward(all);
+  NameSets gradient_axes;  // axes of the backward values that are read
+  Nodes todo;              // gradients, and roots that no gradient reaches
   std::unordered_set<const NameData*> loop_axes;
-  for (auto& n : all) {  // operands and bodies first
+  for (auto& n : all) {
     if (n->op == &kLoop) loop_axes.insert(loop_of(*n).axis.name.data());
+    if (n->origin.backward) {
+      todo.push_back(n);
+      continue;
+    }
     Nodes in;
     computed_from(*n, in);
-    bool after = n->origin.backward || std::any_of(in.begin(), in.end(), [&](auto& x) {
-                   return backward_.count(x.get()) > 0;
-                 });
-    if (after) backward_.insert(n.get());
-    if (n->origin.backward)
-      first.push_back(n);
-    else
-      for (auto& x : in)
-        if (x->origin.backward && x->op != &prim::kBarrier) handed_on.insert(names(x->axes));
+    for (auto& x : in)
+      if (x->origin.backward && x->op != &prim::kBarrier) gradient_axes.insert(names(x->axes));
   }
   for (auto& r : roots) {
-    if (!backward_.count(r.get())) first.push_back(r);
-    if (r->origin.backward) handed_on.insert(names(r->axes));
+    if (!backward_.count(r.get())) todo.push_back(r);
+    if (r->origin.backward) gradient_axes.insert(names(r->axes));
   }
-  std::unordered_set<const Node*> before;
-  while (!first.empty()) {
-    auto n = std::move(first.back());
-    first.pop_back();
-    if (before.insert(n.get()).second) computed_from(*n, first);
+  std::unordered_set<const Node*> reached;  // gradients and independent results depend on these
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    if (reached.insert(n.get()).second) computed_from(*n, todo);
   }
   for (auto& n : inputs) {
     if (!is_float(n->dtype)) continue;
-    if (!before.count(n.get()) && backward_.size() > 0)
+    if (!reached.count(n.get()) && !backward_.empty()) {
       optimizer_.insert(n.get());
-    else if (backward_.empty() ? bool(n->origin.module) : handed_on.count(names(n->axes)) > 0) {
+    } else if (backward_.empty() ? bool(n->origin.module)
+                                 : gradient_axes.count(names(n->axes)) > 0) {
       parameters_.insert(n.get());
-      auto mine = names(n->axes);
-      if (!mine.empty()) axes_.insert(mine);
-      for (std::size_t k = 0; k < mine.size() && mine.size() > 1; ++k) {
-        auto rest = mine;
-        rest.erase(rest.begin() + std::ptrdiff_t(k));
-        if (loop_axes.count(mine[k])) axes_.insert(rest);
-      }
+      add_parameter_axes(names(n->axes), loop_axes);
     }
   }
 }
+void Purposes::find_backward(const Nodes& all) {
+  for (auto& n : all) {  // operands and bodies first
+    Nodes in;
+    computed_from(*n, in);
+    const bool is_backward = n->origin.backward || std::any_of(in.begin(), in.end(), [&](auto& x) {
+                               return backward_.count(x.get()) > 0;
+                             });
+    if (is_backward) backward_.insert(n.get());
+  }
+}
+void Purposes::add_parameter_axes(const std::vector<const NameData*>& axes,
+                                  const std::unordered_set<const NameData*>& loop_axes) {
+  if (axes.empty()) return;
+  parameter_axes_.insert(axes);
+  for (std::size_t k = 0; k < axes.size() && axes.size() > 1; ++k) {
+    if (!loop_axes.count(axes[k])) continue;
+    auto rest = axes;
+    rest.erase(rest.begin() + std::ptrdiff_t(k));
+    parameter_axes_.insert(rest);
+  }
+}
 bool Purposes::gradient(const Node& n) const {
-  return backward_.count(&n) > 0 && axes_.count(names(n.axes)) > 0;
+  return backward_.count(&n) > 0 && parameter_axes_.count(names(n.axes)) > 0;
 }
 bool Purposes::gathered(const Node& n) {
   return n.op == &kResult && n.in[0]->op == &kCollective &&

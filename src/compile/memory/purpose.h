@@ -30,10 +30,15 @@ class Purposes {
   static bool gathered(const Node&);
 
  private:
+  using NameSets = std::set<std::vector<const NameData*>>;
   bool gradient(const Node&) const;
+  void find_backward(const Nodes& all);
+  // Adds the axes of a parameter, and these axes less a loop axis.
+  void add_parameter_axes(const std::vector<const NameData*>& axes,
+                          const std::unordered_set<const NameData*>& loop_axes);
   std::unordered_set<const Node*> backward_;  // computed by the backward pass, or from its values
   std::unordered_set<const Node*> parameters_, optimizer_;
-  std::set<std::vector<const NameData*>> axes_;  // axes of parameters, sorted
+  NameSets parameter_axes_;  // sorted
 };
 
 }  // namespace haliax

@@ -23,7 +23,7 @@ class StripeSharing {
     share_arrays();
     for (auto& [s, span] : s_.timeline.positions())
       if (s && s->kind == Kind::copy && span >= 0)
-        joins_iterations(*s, s_.timeline.spans()[std::size_t(span)]);
+        update_outer_carry(*s, s_.timeline.spans()[std::size_t(span)]);
   }
 
  private:
@@ -65,15 +65,18 @@ class StripeSharing {
            s_.find_root(s.copy.x.slot) == over && same_place(s.copy.x, s.copy.out);
   }
   bool may_share_stripes(int x, int o, const BodySpan& loop, const Trips& trips) const {
-    int rx = s_.find_root(x);
-    auto home = s_.p.slot(o).home;
-    bool may = rx != o && s_.has_own_memory(o) && home != Home::argument && s_.shareable(rx) &&
-               s_.may_share_memory(rx, o) &&
-               (home == Home::arena || s_.is_donated(rx) || s_.p.slot(rx).home == Home::arena);
-    if (!may || s_.p.slot(rx).bytes != s_.p.slot(o).bytes || s_.liveness_in(rx).last > loop.end ||
-        s_.liveness_in(o).first < loop.begin || s_.timeline.accesses(o).front().at <= loop.begin)
-      return false;
-    return reads_first(rx, o, loop, trips);
+    const int root_x = s_.find_root(x);
+    const auto home = s_.p.slot(o).home, home_of_x = s_.p.slot(root_x).home;
+    const bool has_memory =
+        root_x != o && s_.is_root(o) && home != Home::argument && s_.is_overwritable(root_x) &&
+        s_.equally_gathered(root_x, o) &&
+        (home == Home::arena || s_.is_donated(root_x) || home_of_x == Home::arena);
+    const bool has_same_size = s_.p.slot(root_x).bytes == s_.p.slot(o).bytes;
+    if (!has_memory || !has_same_size) return false;
+    const bool end_in_loop = s_.liveness(root_x).last <= loop.end &&
+                             s_.liveness(o).first >= loop.begin &&
+                             s_.timeline.accesses(o).front().at > loop.begin;
+    return end_in_loop && reads_first(root_x, o, loop, trips);
   }
   // Returns true if each iteration has read its stripe of the memory `old` when it computes this
   // stripe of `o`.
@@ -96,44 +99,60 @@ class StripeSharing {
     its.insert(its.end(), mine.begin(), mine.end());
     mine.clear();
   }
+  // Slots that a loop accesses at offsets: the results that it writes, and the values that it reads
+  // last.
+  struct StripeCandidates {
+    std::vector<int> written, read;
+  };
+  StripeCandidates candidates(const BodySpan& loop) const {
+    auto has_strided_access = [&](int slot, bool writes) {
+      auto& all = s_.timeline.accesses(slot);
+      return std::any_of(all.begin(), all.end(), [&](auto& a) {
+        return a.at > loop.begin && a.at < loop.end && a.writes == writes && a.view &&
+               !a.view->terms.empty();
+      });
+    };
+    StripeCandidates out;
+    for (int s = 0; s < int(s_.p.slots.size()); ++s) {
+      const int root = s_.find_root(s);
+      if (root == s && s_.p.slot(s).home != Home::argument && has_strided_access(s, true))
+        out.written.push_back(s);
+      if (has_strided_access(s, false) && s_.is_overwritable(root) &&
+          s_.liveness(root).last <= loop.end)
+        out.read.push_back(s);
+    }
+    return out;
+  }
   void share_arrays() {
     for (auto& loop : s_.timeline.spans()) {
       if (!loop.is_loop) continue;
-      auto touched = [&](int slot, bool writes) {
-        auto& all = s_.timeline.accesses(slot);
-        return std::any_of(all.begin(), all.end(), [&](auto& a) {
-          return a.at > loop.begin && a.at < loop.end && a.writes == writes && a.view &&
-                 !a.view->terms.empty();
+      const auto [written, read] = candidates(loop);
+      if (written.empty() || read.empty()) continue;
+      const auto trips = trips_at(loop);
+      for (int o : written) {
+        auto x = std::find_if(read.begin(), read.end(), [&, &loop = loop](int s) {
+          return may_share_stripes(s, o, loop, trips);
         });
-      };
-      std::vector<int> created, read;
-      for (int s = 0; s < int(s_.p.slots.size()); ++s) {
-        if (s_.has_own_memory(s) && s_.p.slot(s).home != Home::argument && touched(s, true))
-          created.push_back(s);
-        if (touched(s, false) && s_.shareable(s_.find_root(s)) &&
-            s_.liveness_in(s_.find_root(s)).last <= loop.end)
-          read.push_back(s);
-      }
-      if (created.empty() || read.empty()) continue;
-      auto trips = trips_at(loop);
-      for (int o : created) {
-        auto x = std::find_if(read.begin(), read.end(),
-                              [&](int s) { return may_share_stripes(s, o, loop, trips); });
         if (x == read.end()) continue;
-        bool into = s_.p.slot(o).home == Home::arena || s_.is_donated(s_.find_root(*x));
-        into ? share_memory(o, s_.find_root(*x)) : share_memory(s_.find_root(*x), o);
+        // A result keeps its place, unless it replaces a donated argument.
+        const int old = s_.find_root(*x);
+        const bool moves_to_old = s_.p.slot(o).home == Home::arena || s_.is_donated(old);
+        if (moves_to_old)
+          share_memory(o, old);
+        else
+          share_memory(old, o);
       }
     }
   }
   // Handles the next value of a carry that an inner loop computes block by block from the old
   // value, such as a cache that each step of a loop passes to a loop over layers. It is computed in
   // the memory of the carry, if no step reads the old value from the inner loop on.
-  bool joins_iterations(const Step& step, const BodySpan& outer) {
+  void update_outer_carry(const Step& step, const BodySpan& outer) {
     const int x = step.copy.x.slot, old = s_.find_root(step.copy.out.slot);
-    bool may = s_.covers(step.copy) && s_.find_root(x) == x && x != old &&
-               s_.p.slot(x).home == Home::arena && s_.may_share_memory(x, old) &&
+    bool may = s_.copies_full_slots(step.copy) && s_.find_root(x) == x && x != old &&
+               s_.p.slot(x).home == Home::arena && s_.equally_gathered(x, old) &&
                s_.p.slot(x).bytes == s_.p.slot(old).bytes;
-    if (!may) return false;
+    if (!may) return;
     auto all = [&](int memory, auto good) {
       auto& slots = members_[std::size_t(memory)];
       return std::all_of(slots.begin(), slots.end(), [&](int slot) {
@@ -150,10 +169,8 @@ class StripeSharing {
         return a.at < inner.end || a.at >= outer.end || a.step == &step;
       });
       if (!created_there || !read_before || !reads_first(old, x, inner, trips_at(inner))) continue;
-      share_memory(x, old);
-      return true;
+      return share_memory(x, old);
     }
-    return false;
   }
 
   SharedSlots& s_;

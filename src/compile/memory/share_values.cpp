@@ -43,23 +43,22 @@ class ValueSharing {
       if (store.code != Code::store) continue;
       int o = store.view.slot;
       auto& out = s_.p.slot(o);
-      if (out.home == Home::argument || !s_.has_own_memory(o) ||
-          s_.liveness_in(o).first != position)
+      if (out.home == Home::argument || !s_.is_root(o) || s_.liveness(o).first != position)
         continue;
       if (!writes_once(f, o)) continue;
       auto over = std::find_if(f.code.begin(), f.code.end(),
-                               [&](auto& load) { return ends_in(f, load, store, position); });
+                               [&](auto& load) { return may_overwrite(f, load, store, position); });
       if (over != f.code.end()) s_.share(o, over->view.slot);
     }
   }
   // Returns true if the result may overwrite the memory of this load.
-  bool ends_in(const program::Fused& f, const Instr& load, const Instr& store, int position) {
+  bool may_overwrite(const program::Fused& f, const Instr& load, const Instr& store, int position) {
     if (load.code != Code::load) return false;
     int i = load.view.slot, r = s_.find_root(i), o = store.view.slot;
     auto home = s_.p.slot(o).home;
-    bool may =
-        (home == Home::result && s_.is_donated(r)) || (home == Home::arena && s_.shareable(r));
-    if (i == o || !s_.may_share_memory(i, o) || !may || s_.liveness_in(r).last != position)
+    bool may = (home == Home::result && s_.is_donated(r)) ||
+               (home == Home::arena && s_.is_overwritable(r));
+    if (i == o || !s_.equally_gathered(i, o) || !may || s_.liveness(r).last != position)
       return false;
     auto bytes = s_.p.slot(o).bytes;
     if (s_.p.slot(i).bytes != bytes || s_.p.slot(r).bytes != bytes ||
@@ -69,7 +68,7 @@ class ValueSharing {
     // Every read of this memory in the step is at the same place, and the only write is this store.
     return std::all_of(f.code.begin(), f.code.end(), [&](auto& other) {
       bool touches = accesses_memory(other.code) && s_.find_root(other.view.slot) == r;
-      return !s_.counts_by(other.view, r) &&
+      return !s_.has_offset_in(other.view, r) &&
              (!touches || (other.code == Code::load && same_place(other.view, store.view)));
     });
   }
@@ -78,15 +77,15 @@ class ValueSharing {
   // value is written there.
   void return_donated() {
     for (auto& [s, span] : s_.timeline.positions()) {
-      if (!s || s->kind != Kind::copy || span >= 0 || !s_.covers(s->copy)) continue;
+      if (!s || s->kind != Kind::copy || span >= 0 || !s_.copies_full_slots(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
       auto& all = s_.timeline.accesses(o);
       bool is_written_once =
           std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
       // the first result that returns this argument
-      bool first = s_.is_donated(x) && s_.liveness_in(x).last != SharedSlots::kForever;
-      bool may = first && is_written_once && s_.p.slot(o).home == Home::result &&
-                 s_.has_own_memory(o) && s_.may_share_memory(x, o);
+      bool first = s_.is_donated(x) && s_.liveness(x).last != SharedSlots::kForever;
+      bool may = first && is_written_once && s_.p.slot(o).home == Home::result && s_.is_root(o) &&
+                 s_.equally_gathered(x, o);
       if (may) {
         s_.share(o, x);
         s_.drop(*s);
@@ -98,14 +97,14 @@ class ValueSharing {
     auto& copy = step.copy;
     int x = copy.x.slot, out = copy.out.slot;
     int root_x = s_.find_root(x), root_out = s_.find_root(out);
-    if (!s_.covers(copy) || !s_.may_share_memory(x, out)) return false;
+    if (!s_.copies_full_slots(copy) || !s_.equally_gathered(x, out)) return false;
     if (root_x == root_out) return true;
     auto home = s_.p.slot(out).home;
     if (home == Home::argument) return false;
     // x has its last read and `out` its first write at this copy, so they become one slot. In this
     // way, the start of a carry becomes the carry, and a result is computed in its own memory.
-    if (s_.liveness_in(root_x).last == position && s_.liveness_in(root_out).first == position &&
-        s_.has_own_memory(out) && s_.shareable(root_x)) {
+    if (s_.liveness(root_x).last == position && s_.liveness(root_out).first == position &&
+        s_.is_root(out) && s_.is_overwritable(root_x)) {
       // The shared memory is that of a result, unless x is a donated argument, which the result
       // replaces.
       if (home == Home::arena || s_.is_donated(root_x))
@@ -115,60 +114,64 @@ class ValueSharing {
       return true;
     }
     // x is the next value of a carry
-    if (!may_be_next(x, body) || !ends_before(root_x, out, step, *body).in_time) return false;
+    if (!is_computed_in(x, body) || !old_reads(root_x, out, step, *body).end_before_write)
+      return false;
     s_.share(root_x, out);
     return true;
   }
   // ---- the next value of a carry, computed in the memory of the carry ----
   // This is legal only if the old value has no later reader.
-  bool may_be_next(int x, const BodySpan* body) const {
+  bool is_computed_in(int x, const BodySpan* body) const {
     if (!body || s_.p.slot(s_.find_root(x)).home != Home::arena) return false;
-    auto created = s_.liveness_in(s_.find_root(x)).first;
+    auto created = s_.liveness(s_.find_root(x)).first;
     return created > body->begin && created < body->end;
   }
-  struct Ends {
-    bool in_time, where_created;
+  struct OldReads {
+    bool end_before_write, are_in_writer;
   };
-  // in_time: the last read of the old value is before x is computed, or in the step that computes
-  // x, at the place of the write. where_created: the latter step reads the old value.
-  Ends ends_before(int x, int carry, const Step& move, const BodySpan& body) const {
-    auto created = s_.liveness_in(x).first;
-    Ends ends{true, false};
+  // end_before_write: the last read of the old value is before x is computed, or in the step that
+  // computes x, at the place of the write. are_in_writer: the latter step reads the old value.
+  OldReads old_reads(int x, int carry, const Step& move, const BodySpan& body) const {
+    auto created = s_.liveness(x).first;
+    OldReads reads{true, false};
     for (int slot = 0; slot < int(s_.p.slots.size()); ++slot) {
       if (s_.find_root(slot) != s_.find_root(carry)) continue;
       for (auto& a : s_.timeline.accesses(slot)) {
         if (a.at <= body.begin || a.at >= body.end || a.step == &move || a.at < created) continue;
-        ends.in_time &= a.at == created && s_.is_elementwise(*a.step, x, s_.find_root(carry));
-        ends.where_created |= a.at == created;
+        reads.end_before_write &=
+            a.at == created && s_.is_elementwise(*a.step, x, s_.find_root(carry));
+        reads.are_in_writer |= a.at == created;
       }
     }
-    return ends;
+    return reads;
   }
   // Returns true if x is computed over the old value, or over another such value with no later
   // reader: h + a, and (h + a) + b. `chain`: the values on the way.
-  bool leads_to(int x, int carry, const Step& move, const BodySpan* body, std::vector<int>& chain) {
-    if (!s_.has_own_memory(x) || !may_be_next(x, body)) return false;
-    auto [in_time, where_created] = ends_before(x, carry, move, *body);
+  bool find_chain(int x, int carry, const Step& move, const BodySpan* body,
+                  std::vector<int>& chain) {
+    if (!s_.is_root(x) || !is_computed_in(x, body)) return false;
+    auto [end_before_write, are_in_writer] = old_reads(x, carry, move, *body);
     chain.push_back(x);
-    if (in_time && where_created) return true;
-    int created = s_.liveness_in(x).first;
+    if (end_before_write && are_in_writer) return true;
+    int created = s_.liveness(x).first;
     auto& f = s_.timeline.step(created).fused;
     auto store = std::find_if(f.code.begin(), f.code.end(),
                               [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
-    if (in_time && store != f.code.end() && writes_once(f, x))
+    if (end_before_write && store != f.code.end() && writes_once(f, x))
       for (auto& load : f.code)
-        if (ends_in(f, load, *store, created) && leads_to(load.view.slot, carry, move, body, chain))
+        if (may_overwrite(f, load, *store, created) &&
+            find_chain(load.view.slot, carry, move, body, chain))
           return true;
     chain.pop_back();
     return false;
   }
   void update_carries() {
     for (auto& [s, span] : s_.timeline.positions()) {
-      if (!s || s->kind != Kind::copy || span < 0 || !s_.covers(s->copy)) continue;
+      if (!s || s->kind != Kind::copy || span < 0 || !s_.copies_full_slots(s->copy)) continue;
       int x = s->copy.x.slot, o = s->copy.out.slot;
       std::vector<int> chain;
-      if (s_.p.slot(o).home == Home::argument || !s_.may_share_memory(x, o) ||
-          !leads_to(x, o, *s, body_at(span), chain))
+      if (s_.p.slot(o).home == Home::argument || !s_.equally_gathered(x, o) ||
+          !find_chain(x, o, *s, body_at(span), chain))
         continue;
       for (int slot : chain) s_.share(slot, o);
       s_.drop(*s);

@@ -29,13 +29,13 @@ SharedSlots::Liveness SharedSlots::liveness_of(int slot) const {
   if ((given && !is_donated(slot)) || home == program::Home::result) l.last = kForever;
   return l;
 }
-bool SharedSlots::covers(const program::Copy& c) const {
+bool SharedSlots::copies_full_slots(const program::Copy& c) const {
   auto n = bytes_of(c.x.dtype) * program::points(c.dims);
   return same_place(c.x, c.out) && c.x.offset == 0 && c.x.terms.empty() &&
          n == p.slot(c.x.slot).bytes && n == p.slot(c.out.slot).bytes;
 }
 bool SharedSlots::is_elementwise(const program::Step& s, int created, int over) const {
-  if (s.kind == program::Kind::copy) return covers(s.copy) && s.copy.out.slot == created;
+  if (s.kind == program::Kind::copy) return copies_full_slots(s.copy) && s.copy.out.slot == created;
   if (s.kind != program::Kind::fused) return false;
   const program::Instr* store = nullptr;
   for (auto& i : s.fused.code)
@@ -45,7 +45,7 @@ bool SharedSlots::is_elementwise(const program::Step& s, int created, int over) 
     }
   return store && std::none_of(s.fused.code.begin(), s.fused.code.end(), [&](auto& i) {
            bool reads = i.code == program::Code::load && find_root(i.view.slot) == over;
-           return counts_by(i.view, over) ||
+           return has_offset_in(i.view, over) ||
                   (reads && (!same_place(i.view, store->view) || i.inner != store->inner));
          });
 }

@@ -29,19 +29,20 @@ class SharedSlots {
     return s;
   }
   // Returns when the memory of a root is in use, by all of its slots.
-  const Liveness& liveness_in(int root) const { return liveness_[std::size_t(root)]; }
+  const Liveness& liveness(int root) const { return liveness_[std::size_t(root)]; }
   bool is_donated(int slot) const {
     auto& s = p.slot(slot);
     return s.home == program::Home::argument && donated_[std::size_t(s.index)];
   }
   // Gathered values only share memory with gathered values, since they are not retained.
-  bool may_share_memory(int a, int b) const {
+  bool equally_gathered(int a, int b) const {
     return p.slot(find_root(a)).gathered == p.slot(find_root(b)).gathered;
   }
-  bool shareable(int slot) const {
+  // Returns true for a slot of the arena and for a donated argument.
+  bool is_overwritable(int slot) const {
     return p.slot(slot).home == program::Home::arena || is_donated(slot);
   }
-  bool has_own_memory(int slot) const { return find_root(slot) == slot; }
+  bool is_root(int slot) const { return find_root(slot) == slot; }
   void share(int slot, int with) {  // places `slot` in the memory of `with`
     int r = root_[std::size_t(slot)] = find_root(with);
     auto &a = liveness_[std::size_t(r)], &b = liveness_[std::size_t(slot)];
@@ -49,12 +50,12 @@ class SharedSlots {
     a.last = std::max(a.last, b.last);
   }
   // Returns true if a term of the view reads this memory.
-  bool counts_by(const program::View& v, int memory) const {
+  bool has_offset_in(const program::View& v, int memory) const {
     return std::any_of(v.terms.begin(), v.terms.end(),
                        [&](auto& t) { return t.slot >= 0 && find_root(t.slot) == memory; });
   }
   // Returns true if the copy copies full slots, in the same order.
-  bool covers(const program::Copy&) const;
+  bool copies_full_slots(const program::Copy&) const;
   // Returns true if the step reads `over` only at the places where it writes `created`.
   bool is_elementwise(const program::Step&, int created, int over) const;
 
@@ -71,7 +72,7 @@ class SharedSlots {
 void share_values(SharedSlots&);
 // Shares memory between arrays that a loop reads and writes stripe by stripe.
 void share_stripes(SharedSlots&);
-// Assigns offsets in the arena. optional = false: each slot has memory of its own throughout.
-void place_slots(SharedSlots&, bool optional);
+// Assigns offsets in the arena. share_memory: see plan_memory.
+void place_slots(SharedSlots&, bool share_memory);
 
 }  // namespace haliax

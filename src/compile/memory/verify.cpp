@@ -1,6 +1,5 @@
 // Legality checks of Programs.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -26,7 +25,7 @@ using program::Step;
 using program::View;
 
 // The elements that a view reaches in all iterations of the enclosing loops: the first, the last,
-// and their least and greatest number.
+// and bounds of their number.
 struct Extent {
   std::int64_t first, last, least = 1, most = 1;
 };
@@ -95,66 +94,69 @@ struct ProgramCheck {
   bool placed;                       // slots have offsets
   const std::vector<bool>& donated;  // by argument; missing entries are false
   TripCounts trip_counts = {};
-  std::set<int> written = {};      // memory with a value
   std::vector<int> in_arena = {};  // nonempty slots of the arena, by offset
   // By slot of the arena: the slots whose bytes overlap it.
   std::vector<std::vector<int>> neighbors = {};
-  // By slot: the step of the last write, and of the last scratch over it.
-  std::vector<int> last_write = {}, last_scratch = {};
-  // By memory: the slot of the last write, and its iteration.
-  std::vector<int> last_writer = {}, last_iteration = {};
   // By slot, which may share its memory: the step of its last write.
-  std::map<int, int> wrote = {};
+  std::map<int, int> last_write_of_slot = {};
   struct Filled {
     std::int64_t begin = 0, end = 0, bytes = 0;
   };
-  // By memory: the range of written bytes, and an upper bound of their number.
-  std::map<int, Filled> filled = {};
+  struct MemoryState {
+    bool has_value = false;
+    Filled filled = {};  // the range of written bytes, and an upper bound of their number
+    // With `placed`: the steps of the last write and of the last scratch over it, and the slot and
+    // the iteration of the last write.
+    int last_write = -1, last_scratch = -1, writer_slot = -1, iteration = -1;
+  };
+  std::vector<MemoryState> memories = std::vector<MemoryState>(p.slots.size());
   std::vector<std::pair<const View*, Extent>> extents = {};  // extents of the views of the step
   int second_pass = 0;  // number of enclosing loops in their second pass
   // The memories of the arrays of a started collective.
-  struct OpenCall {
+  struct OpenCollective {
     std::set<int> x, out;
   };
-  std::map<int, OpenCall> open = {};  // started collectives, by number
-  bool last = false;                  // the last iteration of the enclosing loop is checked
-  bool skips = false;                 // in a conditional that the last iteration may skip
+  std::map<int, OpenCollective> open = {};  // started collectives, by number
+  bool in_last_iteration = false;           // the last one of the enclosing loop
+  bool may_be_skipped = false;              // in a conditional that the last iteration may skip
   // current step; step before the first one of the iteration or conditional
-  int now = 0, iteration_start = -1;
+  int position = 0, iteration_start = -1;
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
     throw Error(fmt::format("[verify] {} after {}: {}{}", s.op, after, why, location_suffix(s)));
   }
   int memory(int slot) const { return p.memory(slot); }
+  MemoryState& state(int slot) { return memories[std::size_t(memory(slot))]; }
+  const MemoryState& state(int slot) const { return memories[std::size_t(memory(slot))]; }
   // Checks that the elements of a view are in its slot, for all ids.
-  void inside(const Step& s, const View& v, const Dims& dims,
-              const std::vector<program::Indexed>& ids = {}) {
+  void check_view(const Step& s, const View& v, const Dims& dims,
+                  const std::vector<program::Indexed>& ids = {}) {
     if (v.slot < 0 || program::points(dims) == 0) return;
     if (v.slot >= int(p.slots.size())) bad(s, fmt::format("slot {} does not exist", v.slot));
     if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;  // a finish has no dims
     if (v.strides.size() != dims.size())
       bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
-    auto far = extent_of(v, dims, ids, trip_counts);
+    auto reached = extent_of(v, dims, ids, trip_counts);
     for (auto& t : v.terms)
       if (t.slot < 0 && !trip_counts.count(t.loop))
         bad(s, "a view uses the index of a loop that does not contain it");
     auto bytes = p.slot(v.slot).bytes;
-    if (far.first < 0 || (far.last + 1) * bytes_of(v.dtype) > bytes)
+    if (reached.first < 0 || (reached.last + 1) * bytes_of(v.dtype) > bytes)
       bad(s, fmt::format("a view reaches elements {} to {} of slot {}, which has {} bytes",
-                         far.first, far.last, v.slot, bytes));
-    extents.emplace_back(&v, far);
+                         reached.first, reached.last, v.slot, bytes));
+    extents.emplace_back(&v, reached);
   }
-  void views(const Step& s) {
+  void check_views(const Step& s) {
     for (auto* operands : {&s.collective.x, &s.collective.out, &s.host.arrays})
-      for (auto& o : *operands) inside(s, o.view, o.dims);
+      for (auto& o : *operands) check_view(s, o.view, o.dims);
     if (s.kind == Kind::collective || s.kind == Kind::host) return;
     auto dims = dims_of(s);
     auto* none = untouched(s);
     each_view(s, [&](const View& v, bool) {
       if (&v == none) return;
-      if (&v == &s.gather.table) return inside(s, v, dims, s.gather.indexed);
-      inside(s, v, dims,
-             &v == &s.scatter.target ? s.scatter.indexed : std::vector<program::Indexed>());
+      if (&v == &s.gather.table) return check_view(s, v, dims, s.gather.indexed);
+      check_view(s, v, dims,
+                 &v == &s.scatter.target ? s.scatter.indexed : std::vector<program::Indexed>());
     });
   }
   const Extent* extent(const View* v) const {  // null: no element
@@ -163,10 +165,10 @@ struct ProgramCheck {
     return known == extents.end() ? nullptr : &known->second;
   }
   // Checks that no more is read than was written.
-  void read_part(const Step& s, int slot, const View& v) const {
+  void check_extent(const Step& s, int slot, const View& v) const {
     auto* e = extent(&v);
     if (!e) return;
-    auto& has = filled.at(memory(slot));
+    auto& has = state(slot).filled;
     const std::int64_t size = bytes_of(v.dtype);
     if (e->first * size < has.begin || (e->last + 1) * size > has.end ||
         e->least * size > has.bytes)
@@ -174,23 +176,23 @@ struct ProgramCheck {
                          "to {} were written",
                          e->least, e->first, e->last, slot, has.bytes, has.begin, has.end));
   }
-  void read(const Step& s, int slot, const View* v) const {
-    int mine = memory(slot);
+  void check_read(const Step& s, int slot, const View* v) const {
     if (p.slot(slot).bytes == 0) return;
-    if (!written.count(mine)) bad(s, fmt::format("slot {} is read before it is written", slot));
-    if (v) read_part(s, slot, *v);
+    auto& own = state(slot);
+    if (!own.has_value) bad(s, fmt::format("slot {} is read before it is written", slot));
+    if (v) check_extent(s, slot, *v);
     if (!placed) return;
-    for (int other : neighbors[std::size_t(mine)])
-      if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
+    for (int other : neighbors[std::size_t(memory(slot))])
+      if (state(other).last_write > own.last_write)
         bad(s, fmt::format("slot {} is read after slot {} overwrote it", slot, other));
-    auto own = wrote.find(slot);
+    auto write = last_write_of_slot.find(slot);
     // within this iteration, outside of inner loops
-    bool here = own != wrote.end() && own->second > iteration_start &&
-                last_iteration[std::size_t(mine)] == iteration_start;
-    if (here && own->second < last_write[std::size_t(mine)])
+    const bool is_recent = write != last_write_of_slot.end() && write->second > iteration_start &&
+                           own.iteration == iteration_start;
+    if (is_recent && write->second < own.last_write)
       bad(s, fmt::format("slot {} is read after slot {} of the same memory was written", slot,
-                         last_writer[std::size_t(mine)]));
-    if (last_scratch[std::size_t(mine)] > last_write[std::size_t(mine)])
+                         own.writer_slot));
+    if (own.last_scratch > own.last_write)
       bad(s, fmt::format("slot {} is read after scratch memory overwrote it", slot));
   }
   // Checks that the memory a step writes shares no bytes with other memory that it uses, except in
@@ -221,10 +223,10 @@ struct ProgramCheck {
           bad(s, fmt::format(
                      "its scratch memory overlaps slot {}, which unfinished collective {} uses", k,
                      call));
-      last_scratch[std::size_t(k)] = now;
+      memories[std::size_t(k)].last_scratch = position;
     }
   }
-  void write(const Step& s, int slot, const View& v) {
+  void check_write(const Step& s, int slot, const View& v) {
     auto& of = p.slot(memory(slot));
     bool own = of.home != Home::argument ||
                (of.index < int(donated.size()) && donated[std::size_t(of.index)]);
@@ -239,19 +241,19 @@ struct ProgramCheck {
   }
   Filled all_of(int slot) const { return {0, p.slot(slot).bytes, p.slot(slot).bytes}; }
   void fill(int slot, const Filled& more) {
-    written.insert(memory(slot));
+    auto& own = state(slot);
+    if (!own.has_value) own.filled = {more.begin, more.end};
+    own.has_value = true;
     if (second_pass == 0) {
-      auto& f = filled.try_emplace(memory(slot), Filled{more.begin, more.end}).first->second;
-      f.begin = std::min(f.begin, more.begin);
-      f.end = std::max(f.end, more.end);
-      f.bytes = std::min(f.bytes + more.bytes, most_elements);
+      own.filled.begin = std::min(own.filled.begin, more.begin);
+      own.filled.end = std::max(own.filled.end, more.end);
+      own.filled.bytes = std::min(own.filled.bytes + more.bytes, most_elements);
     }
     if (!placed) return;
-    wrote[slot] = now;
-    auto mine = std::size_t(memory(slot));
-    last_write[mine] = now;
-    last_writer[mine] = slot;
-    last_iteration[mine] = iteration_start;
+    last_write_of_slot[slot] = position;
+    own.last_write = position;
+    own.writer_slot = slot;
+    own.iteration = iteration_start;
   }
   // Returns true if the slot overlaps arrays of a collective in flight.
   bool shares(const std::set<int>& all, int slot) const {
@@ -260,7 +262,7 @@ struct ProgramCheck {
     return overlaps(mine) || std::any_of(neighbors[std::size_t(mine)].begin(),
                                          neighbors[std::size_t(mine)].end(), overlaps);
   }
-  void calls(const Step& s) {
+  void check_open_collectives(const Step& s) {
     if (s.kind == Kind::finish) open.erase(s.finish.call);
     each_access(s, [&](int slot, bool writes, const View*) {
       for (auto& [call, arrays] : open)
@@ -268,15 +270,13 @@ struct ProgramCheck {
           bad(s, fmt::format("slot {} is {} before collective {} is finished", slot,
                              writes ? "written" : "read", call));
     });
-    if (s.kind != Kind::collective || s.collective.call < 0 || skips) return;
+    if (s.kind != Kind::collective || s.collective.call < 0 || may_be_skipped) return;
     auto& mine = open[s.collective.call];
     for (auto& x : s.collective.x) mine.x.insert(memory(x.view.slot));
     for (auto& o : s.collective.out) mine.out.insert(memory(o.view.slot));
   }
   void find_overlaps() {
     neighbors.resize(p.slots.size());
-    last_write.assign(p.slots.size(), -1);
-    last_scratch = last_writer = last_iteration = last_write;
     for (int k = 0; k < int(p.slots.size()); ++k) {
       auto& s = p.slot(k);
       if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
@@ -296,230 +296,73 @@ struct ProgramCheck {
         neighbors[std::size_t(*b)].push_back(*a);
       }
   }
-  void steps(const std::vector<Step>& all) {
+  void check_steps(const std::vector<Step>& all) {
     for (auto& s : all) {
-      ++now;
+      ++position;
       extents.clear();
-      views(s);
+      check_views(s);
       if (auto wrong = fault_of(s, p); !wrong.empty()) bad(s, wrong);
-      if (placed) calls(s);
+      if (placed) check_open_collectives(s);
       if (s.kind == Kind::finish) continue;
       for (bool written : {false, true})
         each_access(s, [&](int slot, bool writes, const View* v) {
-          if (writes == written) writes ? write(s, slot, *v) : read(s, slot, v);
+          if (writes == written) writes ? check_write(s, slot, *v) : check_read(s, slot, v);
         });
       if (placed) check_disjoint(s);
       if (s.kind == Kind::conditional) {
-        auto outer = std::exchange(skips, last);
-        auto outer_start = std::exchange(iteration_start, now);
-        steps(s.body);
-        skips = outer;
+        auto outer = std::exchange(may_be_skipped, in_last_iteration);
+        auto outer_start = std::exchange(iteration_start, position);
+        check_steps(s.body);
+        may_be_skipped = outer;
         iteration_start = outer_start;
       }
       if (s.kind != Kind::loop) continue;
       if (s.loop.trips == 0) continue;  // its steps never run
       trip_counts[s.loop.variable] = s.loop.trips;
-      auto outer = std::exchange(last, false);
-      auto outer_start = std::exchange(iteration_start, now);
-      steps(s.body);
-      last = true;
+      auto outer = std::exchange(in_last_iteration, false);
+      auto outer_start = std::exchange(iteration_start, position);
+      check_steps(s.body);
+      in_last_iteration = true;
       // The second pass finds values of the first iteration that the second one reads after they
       // are overwritten.
-      iteration_start = now;
+      iteration_start = position;
       ++second_pass;
-      if (placed && s.loop.trips > 1) steps(s.body);
+      if (placed && s.loop.trips > 1) check_steps(s.body);
       --second_pass;
-      last = outer;
+      in_last_iteration = outer;
       iteration_start = outer_start;
       trip_counts.erase(s.loop.variable);
     }
   }
   // Checks that a slot in the memory of another slot fits there.
-  void aliases() const {
+  void check_aliases() const {
     const int count = int(p.slots.size());
     for (int k = 0; k < count; ++k) {
-      int of = k, far = 0;
-      while (of >= 0 && of < count && p.slot(of).alias >= 0 && far++ < count) of = p.slot(of).alias;
-      if (of >= count || far > count) bad({}, fmt::format("slot {} has no memory", k));
+      int of = k, links = 0;
+      while (of >= 0 && of < count && p.slot(of).alias >= 0 && links++ < count)
+        of = p.slot(of).alias;
+      if (of >= count || links > count) bad({}, fmt::format("slot {} has no memory", k));
       if (p.slot(k).bytes > p.slot(of).bytes)
         bad({}, fmt::format("slot {} of {} bytes aliases slot {}, which has {}", k, p.slot(k).bytes,
                             of, p.slot(of).bytes));
     }
   }
   void run() {
-    aliases();
+    check_aliases();
     if (placed) find_overlaps();
     for (int s : p.argument_slots) fill(s, all_of(s));
-    steps(p.steps);
+    check_steps(p.steps);
     if (!open.empty()) bad({}, fmt::format("collective {} is never finished", open.begin()->first));
     for (std::size_t k = 0; k < p.result_slots.size(); ++k) {
       const int s = p.result_slots[k];
       const auto bytes = p.slot(s).bytes;
       if (bytes == 0) continue;
-      if (!written.count(memory(s))) bad({}, "a result is never written");
-      auto& has = filled.at(memory(s));
+      if (!state(s).has_value) bad({}, "a result is never written");
+      auto& has = state(s).filled;
       if (has.begin > 0 || has.end < bytes || has.bytes < bytes)
         bad({}, fmt::format("{} bytes from {} to {} of result {} are written, but it has {}",
                             has.bytes, has.begin, has.end, k, bytes));
     }
-  }
-};
-
-// Checks that gathered values are not retained.
-struct GatheredCheck {
-  const Program& p;
-  // By slot: the loop with its first write; null: outside of loops.
-  std::map<int, const Step*> created_in = {};
-  std::set<const Step*> over = {};  // finished loops
-
-  [[noreturn]] static void refuse(const Step& s, const std::string& what) {
-    throw VerifyError("[gathered] " + what +
-                      "; gathered values must be read at once and not stored" + location_suffix(s));
-  }
-  void slots() const {
-    for (auto& s : p.slots) {
-      bool result = s.home == Home::result;
-      if (s.gathered && s.home != Home::arena)
-        refuse({}, result ? "a result is gathered" : "an argument is gathered");
-      if (s.alias >= 0 && s.gathered != p.slot(s.alias).gathered)
-        refuse({}, std::string(result ? "a result" : "a stored value") +
-                       " shares memory with a gathered value");
-    }
-  }
-  void steps(const std::vector<Step>& all, const Step* loop) {
-    for (auto& s : all) {
-      each_access(s, [&](int slot, bool writes, const View*) {
-        if (!p.slot(slot).gathered) return;
-        auto created = writes ? created_in.try_emplace(slot, loop).first : created_in.find(slot);
-        if (created == created_in.end())
-          refuse(s, loop ? "a loop carry is gathered" : "it is read before it is written");
-        if (!writes && over.count(created->second))
-          refuse(s, "a gathered value is read after the loop that gathered it");
-      });
-      if (s.kind == Kind::conditional) steps(s.body, loop);
-      if (s.kind == Kind::loop) {
-        steps(s.body, &s);
-        over.insert(&s);
-      }
-    }
-  }
-};
-
-// A collective of a Program, in order, or the start or end of a body that contains collectives.
-struct ListedCall {
-  std::string text;
-  const Step* step = nullptr;  // null: the start or end of a body
-};
-std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
-  std::vector<ListedCall> out;
-  for (auto& s : steps) {
-    if (s.kind == Kind::collective) {
-      std::string call = name_of(s.collective.kind);
-      for (int x : s.collective.over) call += " " + std::to_string(x);
-      if (auto m = s.collective.monoid; m != Monoid::sum)
-        call += fmt::format(", monoid {}", int(m));
-      if (auto skip_flag = s.collective.skip_flag; skip_flag != program::SkipFlag::nothing)
-        call += fmt::format(", spares {}", int(skip_flag));
-      out.push_back({fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where), &s});
-    } else if (auto body = calls_of(s.body); !body.empty()) {
-      const bool is_loop = s.kind == Kind::loop;
-      out.push_back({is_loop ? std::to_string(s.loop.trips) + " iterations" : "a conditional"});
-      out.insert(out.end(), body.begin(), body.end());
-      out.push_back({is_loop ? "the end of the iterations" : "the end of the conditional"});
-    }
-  }
-  return out;
-}
-std::string box(DType d, const Dims& dims) {
-  return fmt::format("{} ({})", name_of(d), fmt::join(dims, ", "));
-}
-// Returns the properties that are equal on all devices of a collective: the arrays that are summed,
-// or concatenated from blocks.
-std::string shared_by_call(const program::Collective& c) {
-  std::string out = name_of(c.kind);
-  for (std::size_t k = 0; k < c.x.size(); ++k) {
-    auto& full = c.kind == program::CollectiveKind::all_gather ? c.out[k] : c.x[k];
-    out += (k ? ", " : " of ") + box(full.view.dtype, full.dims);
-    if (c.kind != program::CollectiveKind::all_reduce) out += fmt::format(" along {}", c.dim[k]);
-  }
-  return out;
-}
-struct CallCheck {
-  const std::vector<const Program*>& devices;
-  std::vector<std::vector<ListedCall>> calls = {};  // by device
-
-  // Checks that every device runs the same collectives, including the ones of other groups.
-  void order() {
-    for (auto* p : devices) calls.push_back(calls_of(p->steps));
-    auto& first = calls[0];
-    for (std::size_t d = 1; d < calls.size(); ++d) {
-      auto& mine = calls[d];
-      std::size_t k = 0, all = std::min(mine.size(), first.size());
-      while (k < all && mine[k].text == first[k].text) ++k;
-      if (k < std::max(mine.size(), first.size()))
-        differs(k, d, text_at(mine, k), 0, text_at(first, k));
-    }
-  }
-  static std::string text_at(const std::vector<ListedCall>& all, std::size_t k) {
-    return k < all.size() ? all[k].text : "nothing";
-  }
-  using Text = const std::string&;
-  [[noreturn]] static void differs(std::size_t k, std::size_t d, Text mine, std::size_t other,
-                                   Text theirs) {
-    throw Error(fmt::format("[verify] collective {} of device {} is {}, that of device {} is {}", k,
-                            d, mine, other, theirs));
-  }
-  // Returns the coordinates of a device without the mesh axes of a collective. Devices of one group
-  // have the same coordinates.
-  Dims place(std::size_t d, const std::vector<int>& over) const {
-    Dims at;
-    auto left = std::int64_t(devices[d]->device);
-    auto& mesh = devices[d]->mesh;
-    for (auto x = int(mesh.size()); x-- > 0; left /= mesh[std::size_t(x)])
-      if (std::count(over.begin(), over.end(), x) == 0) at.push_back(left % mesh[std::size_t(x)]);
-    return at;
-  }
-  void arrays(std::size_t k) const {
-    if (!calls[0][k].step) return;
-    auto of = [&](std::size_t d) -> auto& { return calls[d][k].step->collective; };
-    if (of(0).kind == program::CollectiveKind::exchange) return boxes(k);
-    std::map<Dims, std::size_t> first;  // first device at each place
-    for (std::size_t d = 0; d < devices.size(); ++d) {
-      auto other = first.try_emplace(place(d, of(d).over), d).first->second;
-      auto mine = shared_by_call(of(d)), theirs = shared_by_call(of(other));
-      if (mine != theirs) differs(k, d, mine, other, theirs);
-    }
-  }
-  // Checks that each box that a device sends matches the box that is received.
-  void boxes(std::size_t k) const {
-    std::map<std::pair<int, int>, std::vector<std::string>> sent, taken;  // by sender and receiver
-    for (std::size_t d = 0; d < devices.size(); ++d) {
-      auto& c = calls[d][k].step->collective;
-      auto here = [&](const program::BoxTransfer& p) {
-        return p.device < int(devices.size()) && program::points(p.dims) > 0;
-      };
-      for (auto& p : c.sends)
-        if (here(p))
-          sent[{int(d), p.device}].push_back(box(c.x[std::size_t(p.array)].view.dtype, p.dims));
-      for (auto& p : c.receives)
-        if (here(p))
-          taken[{p.device, int(d)}].push_back(box(c.out[std::size_t(p.array)].view.dtype, p.dims));
-    }
-    for (auto& t : taken) sent[t.first];
-    for (auto& [way, mine] : sent) {
-      auto& theirs = taken[way];
-      std::size_t n = 0;
-      while (n < mine.size() && n < theirs.size() && mine[n] == theirs[n]) ++n;
-      auto at = [&](auto& all) { return n < all.size() ? all[n] : "nothing"; };
-      if (n == std::max(mine.size(), theirs.size())) continue;
-      throw Error(
-          fmt::format("[verify] collective {}: device {} sends {} to device {}, which expects {}",
-                      k, way.first, at(mine), way.second, at(theirs)));
-    }
-  }
-  void run() {
-    order();
-    for (std::size_t k = 0; k < calls[0].size(); ++k) arrays(k);
   }
 };
 
@@ -529,18 +372,5 @@ void verify(const Program& p, const char* after, bool placed, const std::vector<
   ProgramCheck{p, after, placed, donated}.run();
   check_parallel_slots(p, after);
 }
-
-void check_gathered(const Program& p) {
-  GatheredCheck c{p};
-  c.slots();
-  c.steps(p.steps, nullptr);
-}
-
-std::string collectives_text(const Program& p) {
-  std::string out;
-  for (auto& call : calls_of(p.steps)) out += call.text + "\n";
-  return out;
-}
-void verify_collectives(const std::vector<const Program*>& devices) { CallCheck{devices}.run(); }
 
 }  // namespace haliax

@@ -67,13 +67,13 @@ struct SharedCheck {
     for (auto& w : writes[memory(slot)])
       for (auto& l : around) {
         bool before = w.slot != slot && w.at > l.begin && w.at <= l.iteration_start,
-             per_iteration = before && counts(*w.view, l.variable);
+             per_iteration = before && varies_with(*w.view, l.variable);
         if (per_iteration && !elsewhere(w, s, &v, l.variable))
           bad(s, fmt::format("slot {} overwrites values of other iterations in slot {}", slot,
                              w.slot));
       }
   }
-  static bool counts(const View& v, int variable) {
+  static bool varies_with(const View& v, int variable) {
     return std::any_of(v.terms.begin(), v.terms.end(), [&](auto& t) { return t.loop == variable; });
   }
   // Returns true for a copy between two slots at the same place: both have the value afterwards.
@@ -104,7 +104,6 @@ struct SharedCheck {
         around.back().iteration_start = now;
         steps(s.body);
       }
-
       around.pop_back();
     }
   }

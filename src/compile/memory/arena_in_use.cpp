@@ -72,10 +72,4 @@ std::vector<std::int64_t> arena_in_use(const Program& p) {
   return out;
 }
 
-std::int64_t argument_bytes(const Program& p) {
-  std::int64_t n = 0;
-  for (int s : p.argument_slots) n += p.slot(s).bytes;
-  return n;
-}
-
 }  // namespace haliax
