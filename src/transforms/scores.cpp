@@ -53,9 +53,9 @@ bool maps_along(const Node& n, Name a) {
     if (!x || is_order_only(n, k)) continue;
     for (auto& its : x->axes) {
       auto rule = along(n, k, its.name);
-      bool same = rule.point == a;  // the axis, or one that becomes it
-      if ((same || its.name == a) && !(same && its.name == a && rule.way == Along::Way::map))
-        return false;
+      const bool becomes_a = rule.point == a;
+      if (becomes_a != (its.name == a)) return false;  // renamed
+      if (becomes_a && rule.way != Along::Way::map) return false;
     }
   }
   return true;
@@ -85,26 +85,27 @@ std::optional<Sides> sides_of(const Node& n) {
   return {};
 }
 
-// Returns true if the scores have an axis with many queries and one with many keys, and neither is
+// Returns true if the scores have an axis with many queries and one with many keys, and no axis is
 // sharded. Tiles of uneven blocks would communicate more.
-bool has_many_keys(const Node& scores) {
-  const auto of = sides_of(scores);
-  if (!of) return false;
-  auto longest = [&](const Node* its, const Node* other) {
+bool has_many_queries_and_keys(const Node& scores) {
+  const auto sides = sides_of(scores);
+  if (!sides) return false;
+  auto longest = [&](const Node* side, const Node* other) {
     std::int64_t size = 0;
-    for (auto& a : without(common(scores.axes, its->axes), other->axes))
+    for (auto& a : without(common(scores.axes, side->axes), other->axes))
       size = std::max(size, a.size);
     return size;
   };
   auto is_sharded = [&](auto& a) { return blocks_of(a.name, scores.origin.mapping.get()) > 1; };
-  return std::min(longest(of->queries, of->keys), longest(of->keys, of->queries)) > kFewKeys &&
+  return std::min(longest(sides->queries, sides->keys), longest(sides->keys, sides->queries)) >
+             kFewKeys &&
          std::none_of(scores.axes.begin(), scores.axes.end(), is_sharded);
 }
 // Returns true if the scores exceed the budget. Without a budget, the limit is 32 MiB in f32, or
 // kManyKeysBudget if there are many keys.
 bool exceeds(const Node& scores, std::optional<std::int64_t> budget) {
   if (f32_bytes(scores) > budget.value_or(ChunkOptions::default_memory)) return true;
-  return !budget && scores.bytes() > kManyKeysBudget && has_many_keys(scores);
+  return !budget && scores.bytes() > kManyKeysBudget && has_many_queries_and_keys(scores);
 }
 
 // The nodes of one level, and the values that are computed from scores among them.
@@ -390,7 +391,7 @@ struct ScoreBoundaries {
       k.chunks.push_back(0);  // tiles the keys as well
     else if (budget && *budget > 0)
       k.memory = *budget;
-    else if (!budget && has_many_keys(scores))
+    else if (!budget && has_many_queries_and_keys(scores))
       k.memory = kManyKeysBudget;
     for (auto& x : scores.in) k.after = std::max(k.after, preceding_calls({x}, k));
     return k;

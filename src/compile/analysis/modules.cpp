@@ -25,7 +25,8 @@ std::string_view common(std::string_view a, std::string_view b) {
   while (!contains(b, a)) a = parent_of(a);
   return a;
 }
-void narrow(Path& path, Path more) {
+// Extends the path to the innermost module that contains both.
+void include(Path& path, Path more) {
   if (more) path = path ? common(*path, *more) : more;
 }
 
@@ -35,7 +36,7 @@ class Inference {
     for (auto& n : all_)
       if (is_of_layer(*n))
         for (auto& x : n->in)
-          if (x && !is_of_layer(*x)) narrow(readers_[x.get()], parent_of(n->origin.module.text()));
+          if (x && !is_of_layer(*x)) include(readers_[x.get()], parent_of(n->origin.module.text()));
   }
   Modules run() {
     if (readers_.empty()) return {};
@@ -62,10 +63,11 @@ class Inference {
       auto& x = n.in[k];
       // The update of a parameter reads its gradient.
       const bool updates = x && x->origin.backward && !n.origin.backward;
-      if (x && !updates && !is_order_only(n, k)) narrow(path, module_around(x));
+      if (x && !updates && !is_order_only(n, k)) include(path, module_around(x));
     }
+    // If no module of an operand is known, the module stays unknown, whatever reads the node.
     if (auto readers = readers_.find(&n); path && readers != readers_.end())
-      narrow(path, readers->second);
+      include(path, readers->second);
     return path;
   }
   // Returns the module in which the value of this node is read.
