@@ -145,7 +145,7 @@ struct Routing {
   }
 };
 // Returns the rows on their new device: `counts` is there, too.
-NamedArray arrived(const NamedArray& x, const NamedArray& counts, const Axis& rows) {
+NamedArray with_counts(const NamedArray& x, const NamedArray& counts, const Axis& rows) {
   auto axes = counts.axes();
   axes.push_back(rows);
   return wrap(prim::counted_rows(prim::fit(x.node(), haliax::joined(axes, x.axes())), counts.node(),
@@ -165,49 +165,76 @@ MoELinear on_each(const ExpertParallel& e, MoELinear l) {
   return l;
 }
 
-// The sender has `tokens`, (sender, token, embed). Each pair of a token and a choice is a row,
-// which the sender sends to the device of the expert. An array of rows has room for all rows of a
-// sender, but only the rows that exist are sent and multiplied.
-NamedArray exchanged(const MoE& m, const ExpertParallel& e, const NamedArray& tokens,
-                     const Axis& Token) {
-  std::optional<axis_mapping> scope;
-  scope.emplace(e.sent);
-  const Routing to(m, tokens, Token);
-  const Axis Row("row of moe", to.Slot.size), Rows("rows of moe", Row.size * e.sender.size),
-      Cell("cell of moe", Rows.size);
-  const auto row = astype(arange(Row), DType::i64);
-  // (sender, receiver, local expert), (sender, receiver): rows, and the first one in the order
-  auto by_expert = unflatten_axis(to.sizes, m.Experts, {e.receiver, e.experts});
-  auto counts = sum(by_expert, e.experts), first = cumsum(counts, e.receiver) - counts;
-  // (sender, receiver, row, embed)
-  auto slots = minimum(broadcast_axis(first, Row) + row, Row.size - 1);
+// The rows that each sender sends to each receiver.
+struct Dispatched {
+  Axis Row;
+  NamedArray row = {};         // (row): its number
+  NamedArray sizes = {};       // (sender, receiver, local expert): numbers of rows
+  NamedArray counts = {};      // (sender, receiver): numbers of rows
+  NamedArray first_slot = {};  // (sender, receiver): slot of the first row
+  NamedArray rows = {};        // (sender, receiver, row, embed)
+};
+Dispatched dispatch(const MoE& m, const ExpertParallel& e, const Routing& to,
+                    const NamedArray& tokens) {
+  axis_mapping scope(e.sent);
+  Dispatched out{.Row = {"row of moe", to.Slot.size}};
+  auto& Row = out.Row;
+  out.row = astype(arange(Row), DType::i64);
+  out.sizes = unflatten_axis(to.sizes, m.Experts, {e.receiver, e.experts});
+  out.counts = sum(out.sizes, e.experts);
+  out.first_slot = cumsum(out.counts, e.receiver) - out.counts;
+  // Rows at or after the count read any slot; first_rows sets them to 0.
+  auto slots = minimum(broadcast_axis(out.first_slot, Row) + out.row, Row.size - 1);
   auto pairs = take(to.order, to.Slot, slots);
-  auto rows =
-      first_rows(take(tokens, Token, floor_divide(pairs, m.experts_per_token)), counts, Row);
-
-  scope.emplace(e.received);
+  out.rows =
+      first_rows(take(tokens, to.Token, floor_divide(pairs, m.experts_per_token)), out.counts, Row);
+  return out;
+}
+// Returns the results of the experts for the rows, (receiver, sender, row, embed).
+NamedArray run_experts(const MoE& m, const ExpertParallel& e, const Dispatched& sent) {
+  axis_mapping scope(e.received);
+  auto& Row = sent.Row;
+  const Axis Rows("rows of moe", Row.size * e.sender.size);
   // (receiver, sender, row, embed): all to all
-  auto arriving = placed(by_expert, e.received, e.sent);
-  const auto arriving_counts = sum(arriving, e.experts);
-  auto received = arrived(placed(rows, e.received, e.sent), arriving_counts, Row);
+  auto arriving = placed(sent.sizes, e.received, e.sent);
+  const auto counts = sum(arriving, e.experts);
+  auto received = with_counts(placed(sent.rows, e.received, e.sent), counts, Row);
   // (receiver, rows): sorted by local expert. Rows that do not exist are last.
   auto ends = cumsum(arriving, e.experts);
-  auto key = sum(less_equal(broadcast_axis(ends, Row), row), e.experts);
+  auto key = sum(less_equal(broadcast_axis(ends, Row), sent.row), e.experts);
   auto order = argsort(flatten_axes(key, {e.sender.name, Row.name}, Rows), Rows);
   auto inputs = take(flatten_axes(received, {e.sender.name, Row.name}, Rows), Rows, order);
   auto sizes = sum(arriving, e.sender);
   const auto gate = on_each(e, m.gate), up = on_each(e, m.up), down = on_each(e, m.down);
   auto results = down(m.activation(gate(inputs, sizes)) * up(inputs, sizes), sizes);
   auto returned = unflatten_axis(take(results, Rows, argsort(order, Rows)), Rows, {e.sender, Row});
-  returned = first_rows(returned, arriving_counts, Row);
-
-  scope.emplace(e.sent);
-  returned = arrived(placed(returned, e.sent, e.received), counts, Row);
+  return first_rows(returned, counts, Row);
+}
+// Sums the results of the choices of each token, on the device of the token.
+NamedArray combine(const ExpertParallel& e, const Routing& to, const Dispatched& sent,
+                   const NamedArray& results) {
+  axis_mapping scope(e.sent);
+  auto& Row = sent.Row;
+  const Axis Cell("cell of moe", Row.size * e.sender.size);
+  auto returned = with_counts(placed(results, e.sent, e.received), sent.counts, Row);
   // (sender, slot): the receiver of each pair, and its row there
   auto receiver = floor_divide(to.expert, e.experts.size);
-  auto cell = receiver * Row.size + to.place() - take(first, e.receiver, receiver);
+  auto returned_row =
+      receiver * Row.size + to.place() - take(sent.first_slot, e.receiver, receiver);
   auto cells = flatten_axes(returned, {e.receiver.name, Row.name}, Cell);
-  return to.mixed(take(cells, Cell, cell));
+  return to.mixed(take(cells, Cell, returned_row));
+}
+// The sender has `tokens`, (sender, token, embed). Each pair of a token and a choice is a row,
+// which the sender sends to the device of the expert. An array of rows has room for all rows of a
+// sender, but only the rows that exist are sent and multiplied.
+NamedArray expert_parallel_moe(const MoE& m, const ExpertParallel& e, const NamedArray& tokens,
+                               const Axis& Token) {
+  const auto to = [&] {
+    axis_mapping scope(e.sent);
+    return Routing(m, tokens, Token);
+  }();
+  const auto sent = dispatch(m, e, to, tokens);
+  return combine(e, to, sent, run_experts(m, e, sent));
 }
 
 }  // namespace
@@ -223,7 +250,7 @@ NamedArray MoE::operator()(Arr x) const {
   if (auto e = expert_parallel(Experts, others, joined({Embed}, {gate.Out}))) {
     const Axis Token("token of moe", e->local_tokens());
     auto tokens = placed(e->split(x, others, Token), e->sent, e->sent);
-    y = constrained("moe", e->joined(exchanged(*this, *e, tokens, Token), others, Token));
+    y = constrained("moe", e->joined(expert_parallel_moe(*this, *e, tokens, Token), others, Token));
   } else {
     const Axis Token("token of moe", axis_size(others));
     NamedArray tokens =

@@ -251,9 +251,11 @@ std::vector<MatrixAxes> matrices_of(const Walk& w) {
   std::vector<MatrixAxes> out(w.arrays.size());
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (w.arrays[i]->empty()) continue;
-    const auto own = without_axes(w.arrays[i]->axes(), w.layers_of(i));
-    if (own.size() == 2) out[i] = {{own[0]}, {own[1]}};
-    if (auto* m = w.matrix_of(w.arrays[i])) out[i] = {m->In, m->Out};
+    const auto axes = without_axes(w.arrays[i]->axes(), w.layers_of(i));
+    if (auto* m = w.matrix_of(w.arrays[i]))
+      out[i] = {m->In, m->Out};
+    else if (axes.size() == 2)
+      out[i] = {{axes[0]}, {axes[1]}};
   }
   return out;
 }
