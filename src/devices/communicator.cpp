@@ -33,16 +33,16 @@ std::atomic<std::int64_t> exchanged{0};
 // results directly from the memory of the others, and all meet again. Sums are in rank order, so
 // results are bitwise identical on all devices. Each group has its own barrier: devices may run
 // different numbers of collectives in a sharded loop.
-class Meeting {
+class Rendezvous {
  public:
   struct Arrival {
     const Collective* how = nullptr;
     void* const* x = nullptr;
     void* const* out = nullptr;
   };
-  explicit Meeting(int n)
-      : given(std::size_t(n)), waits_in_(std::size_t(n)), finished_(std::size_t(n)) {}
-  std::vector<Arrival> given;  // by device
+  explicit Rendezvous(int n)
+      : arrivals(std::size_t(n)), waits_in_(std::size_t(n)), finished_(std::size_t(n)) {}
+  std::vector<Arrival> arrivals;  // by device
 
   // The devices of a collective.
   struct Group {
@@ -134,19 +134,19 @@ class Meeting {
 
 class ThreadCommunicator final : public program::Communicator {
  public:
-  ThreadCommunicator(Meeting& m, const Mesh& mesh, int device)
-      : meeting_(m), mesh_(mesh), device_(device) {}
+  ThreadCommunicator(Rendezvous& m, const Mesh& mesh, int device)
+      : rendezvous_(m), mesh_(mesh), device_(device) {}
   void run(const Collective& c, const void* const* x, void* const* out, void*,
            std::int64_t) override {
     std::vector<void*> given;  // read only
     for (std::size_t k = 0; k < c.x.size(); ++k) given.push_back(const_cast<void*>(x[k]));
-    meeting_.given[std::size_t(device_)] = {&c, given.data(), out};
+    rendezvous_.arrivals[std::size_t(device_)] = {&c, given.data(), out};
     group_ = group_of(mesh_, c.over, device_);
     mine_ = std::size_t(std::find(group_.begin(), group_.end(), device_) - group_.begin());
-    current_group_ = &meeting_.group(group_);
-    meeting_.arrive(*current_group_, device_);
+    current_group_ = &rendezvous_.group(group_);
+    rendezvous_.arrive(*current_group_, device_);
     refuse_others(c);
-    const bool stretches = in_stretches();
+    const bool by_shares = reduces_by_shares();
     switch (c.kind) {
       case CollectiveKind::exchange:
         exchange(c, out);
@@ -158,22 +158,22 @@ class ThreadCommunicator final : public program::Communicator {
         reduce_scatter(c, out);
         break;
       case CollectiveKind::all_reduce:
-        sum(c, out, stretches);
+        sum(c, out, by_shares);
         break;
     }
-    if (stretches) {
+    if (by_shares) {
       wait();
-      if (c.kind == CollectiveKind::all_reduce) gather_stretches(c, out);
+      if (c.kind == CollectiveKind::all_reduce) gather_shares(c, out);
     }
     wait();
   }
   void fail(const char* why) override {
-    meeting_.fail("device " + std::to_string(device_) + " has failed: " + why);
+    rendezvous_.fail("device " + std::to_string(device_) + " has failed: " + why);
   }
 
  private:
-  using Arrival = Meeting::Arrival;
-  void wait() { meeting_.wait(*current_group_); }
+  using Arrival = Rendezvous::Arrival;
+  void wait() { rendezvous_.wait(*current_group_); }
   void refuse_others(const Collective& c) {
     auto differs = std::find_if(group_.begin(), group_.end(), [&](int d) {
       auto& other = *call_of(d).how;
@@ -186,7 +186,7 @@ class ThreadCommunicator final : public program::Communicator {
     throw Error("[mesh] device " + std::to_string(*differs) +
                 " makes a different call than device " + std::to_string(device_));
   }
-  const Arrival& call_of(int device) const { return meeting_.given[std::size_t(device)]; }
+  const Arrival& call_of(int device) const { return rendezvous_.arrivals[std::size_t(device)]; }
   void gather(const Collective& c, void* const* out) const {
     for (std::size_t k = 0; k < c.out.size(); ++k)
       for (std::size_t g = 0; g < group_.size(); ++g) {
@@ -205,45 +205,47 @@ class ThreadCommunicator final : public program::Communicator {
       reduce_parts(c.monoid, parts, full_patch(out[k], c.out[k]));
     }
   }
-  // Returns true if the arrays are large. Each device then reduces one stretch of them and copies
-  // the other stretches from the other devices, which needs one more barrier.
-  bool in_stretches() const {
+  // Returns true if the arrays are large. Each device then reduces its share of them and copies the
+  // other shares from the other devices, which needs one more barrier.
+  bool reduces_by_shares() const {
     return std::any_of(group_.begin(), group_.end(), [&](int d) {
       auto& how = *call_of(d).how;
       if (how.kind != CollectiveKind::all_reduce) return false;
       std::int64_t bytes = 0;
       for (auto& o : how.out) bytes += program::points(o.dims) * bytes_of(o.view.dtype);
-      return bytes >= kInStretches;
+      return bytes >= kReduceBySharesBytes;
     });
   }
   // Returns the elements in the memory order of the first device of the group, so that all devices
-  // split the array into the same stretches.
+  // split the array into the same shares.
   Patch in_order(void* at, const program::Operand& o, std::size_t k) const {
     auto& first = call_of(group_[0]);
     return reordered(full_patch(at, o), order_in_memory(first.how->x[k].view.strides));
   }
-  Patch stretch(const Patch& p, std::size_t g) const { return share_of(p, group_.size(), g); }
-  void sum(const Collective& c, void* const* out, bool stretches) const {
+  void sum(const Collective& c, void* const* out, bool by_shares) const {
     for (std::size_t k = 0; k < c.out.size(); ++k) {
-      auto own_part = [&](const Patch& p) { return stretches ? stretch(p, mine_) : p; };
+      auto own_part = [&](const Patch& p) {
+        return by_shares ? share_of(p, group_.size(), mine_) : p;
+      };
       Patches parts;
       for (int d : group_)
         parts.push_back(own_part(in_order(call_of(d).x[k], call_of(d).how->x[k], k)));
       reduce_parts(c.monoid, parts, own_part(in_order(out[k], c.out[k], k)));
     }
   }
-  void gather_stretches(const Collective& c, void* const* out) const {
+  void gather_shares(const Collective& c, void* const* out) const {
     for (std::size_t k = 0; k < c.out.size(); ++k)
       for (std::size_t g = 0; g < group_.size(); ++g) {
         auto& from = call_of(group_[g]);
         auto theirs = in_order(from.out[k], from.how->out[k], k),
              here = in_order(out[k], c.out[k], k);
-        if (g != mine_) copy_patch(stretch(theirs, g), stretch(here, g));
+        if (g == mine_) continue;
+        copy_patch(share_of(theirs, group_.size(), g), share_of(here, group_.size(), g));
       }
   }
   void exchange(const Collective& c, void* const* out) const {
     // per sending device: the next of its sends to this device
-    std::vector<std::size_t> next(meeting_.given.size());
+    std::vector<std::size_t> next(rendezvous_.arrivals.size());
     const bool unread = c.skip_flag == SkipFlag::unread && !participates(c, call_of(device_).x);
     for (auto& got : c.receives) {
       auto& from = call_of(got.device);
@@ -269,38 +271,38 @@ class ThreadCommunicator final : public program::Communicator {
   }
   // Size in bytes from which one more barrier is faster than a full reduction on each device
   // (measured with 4 devices on 2 cores).
-  static constexpr std::int64_t kInStretches = 64 << 10;
-  Meeting& meeting_;
+  static constexpr std::int64_t kReduceBySharesBytes = 64 << 10;
+  Rendezvous& rendezvous_;
   const Mesh& mesh_;
   int device_;
-  std::vector<int> group_;                   // devices of the collective, in rank order
-  std::size_t mine_ = 0;                     // index of this device in group_
-  Meeting::Group* current_group_ = nullptr;  // barrier of the group
+  std::vector<int> group_;                      // devices of the collective, in rank order
+  std::size_t mine_ = 0;                        // index of this device in group_
+  Rendezvous::Group* current_group_ = nullptr;  // barrier of the group
 };
 
 std::atomic<int> threads_started{0};
 
 // Threads that wait for work: one per device of the largest mesh so far, except for the device of
 // the calling thread. Serves one call at a time.
-class Crew {
+class DeviceThreads {
  public:
   void run(int n, const std::function<void(int)>& f) {
-    auto& c = crew_;
-    std::unique_lock hold(c.lock);
-    for (int d = c.started + 1; d < n; ++d) {
-      std::thread([&c, d, seen = c.work] { c.serve(d, seen); }).detach();
-      ++c.started;
+    auto& shared = shared_;
+    std::unique_lock hold(shared.lock);
+    for (int d = shared.started + 1; d < n; ++d) {
+      std::thread([&shared, d, seen = shared.work] { shared.serve(d, seen); }).detach();
+      ++shared.started;
       ++threads_started;
     }
-    c.f = &f;
-    c.n = n;
-    c.busy = n - 1;
-    ++c.work;
+    shared.f = &f;
+    shared.n = n;
+    shared.busy = n - 1;
+    ++shared.work;
     hold.unlock();
-    c.start.notify_all();
+    shared.start.notify_all();
     f(0);
     hold.lock();
-    c.done.wait(hold, [&] { return c.busy == 0; });
+    shared.done.wait(hold, [&] { return shared.busy == 0; });
   }
 
  private:
@@ -323,15 +325,15 @@ class Crew {
     int started = 0, n = 0, busy = 0;
     std::uint64_t work = 0;
   };
-  Shared& crew_ = *new Shared;  // never destroyed, since its threads end with the process
+  Shared& shared_ = *new Shared;  // never destroyed, since its threads end with the process
 };
-ObjectPool<Crew>& crews() {
-  static auto* all = new ObjectPool<Crew>;  // never destroyed, since its threads are not
+ObjectPool<DeviceThreads>& idle_device_threads() {
+  static auto* all = new ObjectPool<DeviceThreads>;  // never destroyed, since its threads are not
   return *all;
 }
 // A child process has none of the threads, so its pool starts empty.
-const bool crew_forks =
-    at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) ObjectPool<Crew>; }});
+const bool idle_threads_forks = at_fork(
+    {kForkRest, nullptr, nullptr, [] { new (&idle_device_threads()) ObjectPool<DeviceThreads>; }});
 
 }  // namespace
 
@@ -358,19 +360,19 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   program::Dims sizes;
   for (auto& [name, size] : mesh.axes()) sizes.push_back(size);
   auto here = local_devices(mesh);
-  Meeting meeting(here.count);
+  Rendezvous rendezvous(here.count);
   std::mutex lock;
   std::exception_ptr error;
-  bool elsewhere = false;
+  bool is_remote = false;
   // Records the first error. An error of this device replaces an error that another device caused.
   auto keep = [&](bool by_another) {
     std::lock_guard hold(lock);
-    if (!error || (elsewhere && !by_another)) {
+    if (!error || (is_remote && !by_another)) {
       error = std::current_exception();
-      elsewhere = by_another;
+      is_remote = by_another;
     }
   };
-  auto give_up = [&](int device, program::Communicator& mine, const char* why) {
+  auto fail_device = [&](int device, program::Communicator& mine, const char* why) {
     keep(false);
     mine.fail(why);
     if (here.ranks) here.ranks->fail(fmt::format("device {}: {}", device, why));
@@ -383,15 +385,15 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   std::unique_lock device_lock(communicator_lock, std::defer_lock);
   if (backend && !backend->is_host()) device_lock.lock();
   const Scopes scopes;
-  auto crew = crews().take();
-  if (!crew) crew = std::make_unique<Crew>();
-  crew->run(here.count, [&](int k) {
+  auto threads = idle_device_threads().take();
+  if (!threads) threads = std::make_unique<DeviceThreads>();
+  threads->run(here.count, [&](int k) {
     use_scopes scoped(scopes);
     int d = here.first + k;
-    ThreadCommunicator threads(meeting, mesh, d);
+    ThreadCommunicator local(rendezvous, mesh, d);
     std::optional<RankCommunicator> messages;
     std::shared_ptr<program::Communicator> own;
-    program::Communicator* mine = &threads;
+    program::Communicator* mine = &local;
     try {
       if (backend && !backend->is_host())
         own = backend->communicator(sizes, d, backend_device_of(*backend, &mesh, d), here.ranks);
@@ -400,16 +402,16 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
       else if (here.ranks)
         mine = &messages.emplace(*here.ranks, *together, mesh, d);
       work(d, *mine);
-      meeting.leave(k);
+      rendezvous.leave(k);
     } catch (const RemoteError&) {
       keep(true);
     } catch (const std::exception& e) {
-      give_up(d, *mine, e.what());
+      fail_device(d, *mine, e.what());
     } catch (...) {
-      give_up(d, *mine, "for an unknown reason");
+      fail_device(d, *mine, "for an unknown reason");
     }
   });
-  crews().put(std::move(crew));
+  idle_device_threads().put(std::move(threads));
   if (error) std::rethrow_exception(error);
 }
 

@@ -21,18 +21,18 @@ std::int64_t bytes_in(const Patches& all) {
 namespace {
 
 // Number of elements in a contiguous run, and number of outer dims over which runs repeat.
-struct Stretches {
+struct ContiguousRuns {
   std::int64_t size = 1;
   std::size_t outer;
-  explicit Stretches(const Patch& p) : outer(p.dims.size()) {
+  explicit ContiguousRuns(const Patch& p) : outer(p.dims.size()) {
     for (; outer > 0 && (p.dims[outer - 1] == 1 || p.strides[outer - 1] == size); --outer)
       size *= p.dims[outer - 1];
   }
 };
 // Calls f(address, bytes) for each contiguous run of a patch, in order.
-template <class F> void each_stretch(const Patch& p, F f) {
+template <class F> void each_run(const Patch& p, F f) {
   if (p.count == 0) return;
-  auto [run, outer] = Stretches(p);
+  auto [run, outer] = ContiguousRuns(p);
   std::int64_t width = bytes_of(p.dtype);
   Dims at(outer);
   std::int64_t rest = p.from / run, skipped = p.from % run, offset = 0;
@@ -40,7 +40,6 @@ template <class F> void each_stretch(const Patch& p, F f) {
     at[d] = rest % p.dims[d];
     offset += at[d] * p.strides[d];
   }
-
   for (auto left = p.count; left > 0;) {
     auto n = std::min(left, run - skipped);
     f(p.at + (offset + skipped) * width, n * width);
@@ -55,7 +54,7 @@ template <class F> void each_stretch(const Patch& p, F f) {
   }
 }
 // Copies a run. Runs of a single element are common and avoid the call of memcpy.
-void copy_stretch(std::byte* to, const std::byte* from, std::int64_t bytes) {
+void copy_run(std::byte* to, const std::byte* from, std::int64_t bytes) {
   switch (bytes) {
     case 1:
       *to = *from;
@@ -78,15 +77,15 @@ void copy_stretch(std::byte* to, const std::byte* from, std::int64_t bytes) {
 
 void pack(const Patches& all, std::byte* to) {
   for (auto& p : all)
-    each_stretch(p, [&](std::byte* at, std::int64_t n) {
-      copy_stretch(to, at, n);
+    each_run(p, [&](std::byte* at, std::int64_t n) {
+      copy_run(to, at, n);
       to += n;
     });
 }
 void unpack(const std::byte* from, const Patches& all) {
   for (auto& p : all)
-    each_stretch(p, [&](std::byte* at, std::int64_t n) {
-      copy_stretch(at, from, n);
+    each_run(p, [&](std::byte* at, std::int64_t n) {
+      copy_run(at, from, n);
       from += n;
     });
 }
@@ -99,7 +98,6 @@ std::vector<Patches> split_patches(const Patches& all, std::int64_t most) {
         out.emplace_back();
         room = most;
       }
-
       auto part = p;
       part.count = std::min(p.count, room / bytes_of(p.dtype));
       out.back().push_back(part);
@@ -116,7 +114,7 @@ namespace {
 // A patch that is accessed in blocks of elements.
 class PatchBlocks {
  public:
-  explicit PatchBlocks(const Patch& p) : patch_(p), run_(Stretches(p).size) {}
+  explicit PatchBlocks(const Patch& p) : patch_(p), run_(ContiguousRuns(p).size) {}
   bool in_long_pieces() const { return run_ >= kShort; }
   // Returns the number of contiguous elements from element `at` on.
   std::int64_t left(std::int64_t at) const { return run_ - (patch_.from + at) % run_; }
@@ -129,7 +127,7 @@ class PatchBlocks {
     is_packed_ = n > left(at);
     if (!is_packed_) {
       std::byte* address = nullptr;
-      each_stretch(block_, [&](std::byte* where, std::int64_t) { address = where; });
+      each_run(block_, [&](std::byte* where, std::int64_t) { address = where; });
       return address;
     }
     if (!packed_copy_)
@@ -218,7 +216,6 @@ Patch reordered(Patch p, const std::vector<std::size_t>& order) {
     p.dims[d] = dims[order[d]];
     p.strides[d] = strides[order[d]];
   }
-
   return p;
 }
 std::vector<std::size_t> order_in_memory(const Dims& strides) {

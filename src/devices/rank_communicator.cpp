@@ -72,8 +72,8 @@ class RankCommunicator::CollectiveRun {
         case CollectiveKind::reduce_scatter:
           return reduce(blocks(x_, how_.x), full(out_, how_.out), nullptr);
         case CollectiveKind::all_reduce: {
-          auto parts = stretches(out_, how_.out);
-          return reduce(stretches(x_, how_.x), parts[mine_], &parts);
+          auto parts = shares(out_, how_.out);
+          return reduce(shares(x_, how_.x), parts[mine_], &parts);
         }
       }
     } catch (...) {
@@ -103,8 +103,7 @@ class RankCommunicator::CollectiveRun {
     return peer_patches;
   }
   // Splits the arrays evenly: each device reduces the same number of elements.
-  PeerPatches stretches(const std::vector<void*>& at,
-                        const std::vector<program::Operand>& of) const {
+  PeerPatches shares(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
     PeerPatches peer_patches(group_.size());
     for (std::size_t g = 0; g < group_.size(); ++g)
       for (auto& p : full(at, of)) peer_patches[g].push_back(share_of(p, group_.size(), g));

@@ -20,15 +20,16 @@ using program::Ranks;
 using Channel = Ranks::Channel;
 using namespace std::chrono_literals;
 
-static const char* const kSame =
+static const char* const kSameCallsHint =
     "all ranks must make the same calls on a mesh and read "
     "the same distributed arrays, in the same order";
 
 // ---- failure detection ----
-Peers::Peers(Ranks& carrier, std::chrono::milliseconds patience)
-    : carrier_(carrier), me_(carrier.rank()), count_(carrier.count()),
-      kinds_(carrier.tags() >> 20 ? 512 : 4), patience_(patience), ended_(std::size_t(count_)),
-      last_heartbeat_(Clock::now()), monitor_thread_([this] { monitor(); }) {}
+Peers::Peers(Ranks& transport, std::chrono::milliseconds patience)
+    : transport_(transport), me_(transport.rank()), count_(transport.count()),
+      call_tags_(transport.tags() >> 20 ? 512 : 4), patience_(patience),
+      ended_(std::size_t(count_)), last_heartbeat_(Clock::now()),
+      monitor_thread_([this] { monitor(); }) {}
 Peers::~Peers() {
   {
     std::lock_guard hold(lock_);
@@ -38,7 +39,7 @@ Peers::~Peers() {
   if (monitor_thread_.joinable()) monitor_thread_.join();
 }
 std::string Peers::named() const {
-  return fmt::format("rank {} ({}, process {})", me_, carrier_.where(), getpid());
+  return fmt::format("rank {} ({}, process {})", me_, transport_.where(), getpid());
 }
 
 void Peers::monitor() {
@@ -47,7 +48,7 @@ void Peers::monitor() {
   while (!stop_) {
     try {
       receive_notices();
-      std::erase_if(notices_, [&](Notice& n) { return carrier_.done(n.message); });
+      std::erase_if(notices_, [&](Notice& n) { return transport_.done(n.message); });
       if (notices_.empty()) changed_.notify_all();
       if (auto now = Clock::now(); count_ > 1 && now >= beat) {
         send_notice((me_ + 1) % count_, heartbeat, {});
@@ -68,13 +69,13 @@ void Peers::monitor() {
   }
 }
 void Peers::receive_notices() {
-  while (auto m = carrier_.probe(Channel::monitor, -1, -1)) {
+  while (auto m = transport_.probe(Channel::monitor, -1, -1)) {
     Notice notice;
     notice.text.resize(std::size_t(m->bytes));
     notice.message =
-        carrier_.receive(Channel::monitor, m->from, m->tag, notice.text.data(), m->bytes);
+        transport_.receive(Channel::monitor, m->from, m->tag, notice.text.data(), m->bytes);
     // the message has arrived, so this ends
-    while (!carrier_.done(notice.message)) std::this_thread::yield();
+    while (!transport_.done(notice.message)) std::this_thread::yield();
     if (m->from == (me_ + count_ - 1) % count_) last_heartbeat_ = Clock::now();
     if (m->tag == failures) note_failure(std::move(notice.text));
     if (m->tag == ends) {
@@ -91,7 +92,7 @@ void Peers::receive_notices() {
     }
     if (m->tag == waits && waiting_ && notice.text != current_call_)
       fail_all(fmt::format("ranks {} and {} wait for each other: one at {}, one at {}; {}", m->from,
-                           me_, notice.text, current_call_, kSame));
+                           me_, notice.text, current_call_, kSameCallsHint));
   }
 }
 // Compares a call of this rank with the same call of the previous rank. Devices with their own
@@ -102,7 +103,8 @@ void Peers::compare_call(std::uint64_t number) {
   if (mine == calls_of_this_rank_.end() || theirs == calls_of_previous_rank_.end()) return;
   if (mine->second != theirs->second)
     fail_all(fmt::format("rank {} makes a different call than rank {}: one is at {}, one at {}; {}",
-                         (me_ + count_ - 1) % count_, me_, theirs->second, mine->second, kSame));
+                         (me_ + count_ - 1) % count_, me_, theirs->second, mine->second,
+                         kSameCallsHint));
   calls_of_this_rank_.erase(mine);
   calls_of_previous_rank_.erase(theirs);
 }
@@ -110,7 +112,7 @@ void Peers::send_notice(int rank, NoticeKind what, std::string text) {
   auto& n = notices_.emplace_back();
   n.text = std::move(text);
   n.message =
-      carrier_.send(Channel::monitor, rank, what, n.text.data(), std::int64_t(n.text.size()));
+      transport_.send(Channel::monitor, rank, what, n.text.data(), std::int64_t(n.text.size()));
 }
 void Peers::broadcast_notice(NoticeKind what, const std::string& text) {
   for (int r = 0; r < count_; ++r)
@@ -145,7 +147,7 @@ void Peers::check(std::chrono::nanoseconds waited) const {
   for (int r = 0; r < count_; ++r)
     if (r != me_ && ended_[std::size_t(r)])
       throw RemoteError(fmt::format("[ranks] rank {} has ended, but rank {} waits for it at {}; {}",
-                                    r, me_, current_call_, kSame));
+                                    r, me_, current_call_, kSameCallsHint));
 }
 void Peers::leave() {
   {
@@ -161,16 +163,17 @@ void Peers::leave() {
     changed_.notify_all();
   }
   if (monitor_thread_.joinable()) monitor_thread_.join();
-  carrier_.leave(!failed_);
+  transport_.leave(!failed_);
 }
 
 // ---- calls ----
-Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), call_lock_(p.calling_) {
+Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), call_lock_(p.joint_call_) {
   p.check();
   std::lock_guard hold(p.lock_);
   ++p.calls_;
   p.current_call_ = fmt::format("{} (call {})", what, p.calls_);
-  p.call_ = int((std::hash<std::string>()(p.current_call_) + p.calls_) % std::uint64_t(p.kinds_));
+  p.call_tag_ =
+      int((std::hash<std::string>()(p.current_call_) + p.calls_) % std::uint64_t(p.call_tags_));
   if (p.count_ == 1) return;
   p.send_notice((p.me_ + 1) % p.count_, calls, fmt::format("{} {}", p.calls_, p.current_call_));
   p.calls_of_this_rank_[p.calls_] = p.current_call_;
@@ -179,28 +182,29 @@ Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), call_lock_(
 
 constexpr int kDeviceBits = 5;  // bits of a device in a tag
 
-// The fields of a tag, from low to high: receiving device, sending device, call (modulo kinds_),
-// key. A message of another call or with another key therefore shows in its tag (check_suspects).
+// The fields of a tag, from low to high: receiving device, sending device, call (modulo
+// call_tags_), key. A message of another call or with another key therefore shows in its tag
+// (check_suspects).
 int Peers::tag(int from, int to, std::uint64_t key) const {
-  auto key_part = int(key % std::uint64_t((carrier_.tags() >> (2 * kDeviceBits)) / kinds_));
-  return ((key_part * kinds_ + call_) << kDeviceBits | from) << kDeviceBits | to;
+  auto key_part = int(key % std::uint64_t((transport_.tags() >> (2 * kDeviceBits)) / call_tags_));
+  return ((key_part * call_tags_ + call_tag_) << kDeviceBits | from) << kDeviceBits | to;
 }
 Peers::Transfer Peers::send(int device, Endpoint to, std::uint64_t key, const void* data,
                             std::int64_t bytes) {
   auto t = tag(device, to.device, key);
   if (to.rank != me_) sent_ += bytes;
-  return {carrier_.send(Channel::data, to.rank, t, data, bytes), to, t, false};
+  return {transport_.send(Channel::data, to.rank, t, data, bytes), to, t, false};
 }
 Peers::Transfer Peers::receive(Endpoint from, int device, std::uint64_t key, void* data,
                                std::int64_t bytes) {
   auto t = tag(from.device, device, key);
-  return {carrier_.receive(Channel::data, from.rank, t, data, bytes), from, t, true};
+  return {transport_.receive(Channel::data, from.rank, t, data, bytes), from, t, true};
 }
 void Peers::wait(std::vector<Transfer>& all) {
   auto since = Clock::now();
   for (int idle = 0; !all.empty(); ++idle) {
     check();
-    if (std::erase_if(all, [&](Transfer& p) { return carrier_.done(p.message); })) {
+    if (std::erase_if(all, [&](Transfer& p) { return transport_.done(p.message); })) {
       idle = 0;
       since = Clock::now();
     }
@@ -219,17 +223,17 @@ void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point s
   constexpr int of_ends = 1 << (2 * kDeviceBits);  // values of both devices of a tag
   for (auto& p : all) {
     if (!p.receives) continue;
-    auto here = carrier_.probe(Channel::data, p.other.rank, -1);
-    bool other_call = here && (here->tag / of_ends) % kinds_ != call_;
+    auto here = transport_.probe(Channel::data, p.other.rank, -1);
+    bool other_call = here && (here->tag / of_ends) % call_tags_ != call_tag_;
     bool other_key = here && here->tag % of_ends == p.tag % of_ends && here->tag != p.tag;
     if (other_call || other_key)
       throw Error(
           fmt::format("[ranks] rank {} makes a different call than rank {}, which is at {}; {}",
-                      p.other.rank, me_, current_call_, kSame));
+                      p.other.rank, me_, current_call_, kSameCallsHint));
     std::unique_lock hold(lock_);
     if (ended_[std::size_t(p.other.rank)] && Clock::now() - since > 1s)
       throw Error(fmt::format("[ranks] rank {} has ended, but rank {} waits for it at {}; {}",
-                              p.other.rank, me_, current_call_, kSame));
+                              p.other.rank, me_, current_call_, kSameCallsHint));
   }
   if (Clock::now() - since < 3s || all.empty()) return;
   std::lock_guard hold(lock_);
@@ -243,7 +247,7 @@ void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point s
 // Strings are sent as their length, then their characters, within a call or on a control channel.
 void Peers::wait_for(Ranks::Message m, int rank) {
   auto since = Clock::now();
-  for (int idle = 0; !carrier_.done(m); ++idle) {
+  for (int idle = 0; !transport_.done(m); ++idle) {
     check();
     if (idle > 100) std::this_thread::sleep_for(50us);
     std::unique_lock hold(lock_);
@@ -257,7 +261,8 @@ void Peers::send_text(int control_channel, int to, const std::string& text) {
   auto part = [&](const void* data, std::int64_t bytes) {
     if (control_channel != kInCall)
       return wait_for(
-          carrier_.send(Channel::control, to, control_channel % carrier_.tags(), data, bytes), to);
+          transport_.send(Channel::control, to, control_channel % transport_.tags(), data, bytes),
+          to);
     std::vector<Transfer> one{send(kItself, {to}, 0, data, bytes)};
     wait(one);
   };
@@ -270,8 +275,8 @@ std::string Peers::receive_text(int control_channel, int from) {
     auto text = std::make_unique<std::string>(std::size_t(bytes), '\0');
     try {
       if (control_channel != kInCall) {
-        wait_for(carrier_.receive(Channel::control, from, control_channel % carrier_.tags(),
-                                  text->data(), bytes),
+        wait_for(transport_.receive(Channel::control, from, control_channel % transport_.tags(),
+                                    text->data(), bytes),
                  from);
       } else {
         std::vector<Transfer> one{receive({from}, kItself, 0, text->data(), bytes)};
@@ -343,17 +348,17 @@ int number_in(const char* text) {
   return n;
 }
 // Returns the number of processes that the launcher started, or 0 for a process on its own.
-int started_together() {
+int launched_processes() {
   if (int n = number_in(std::getenv("OMPI_COMM_WORLD_SIZE"))) return n;
   if (int n = number_in(std::getenv("PMI_SIZE"))) return n;
   return std::getenv("PMIX_RANK") ? number_in(std::getenv("SLURM_NTASKS")) : 0;
 }
-Peers* opened() {
+Peers* open_peers() {
   const char* text = std::getenv("HALIAX_RANKS");
   const std::string requested = text ? text : "";
   if (requested != "" && requested != "mpi" && requested != "none")
     fail_env("HALIAX_RANKS", requested, "mpi or none", context().origin.at);
-  int n = started_together();
+  int n = launched_processes();
   if (requested == "none" || (requested.empty() && n < 2)) return nullptr;
   auto* found = plugin("ranks", "mpi");
   if (!found || !found->ranks) {
@@ -366,11 +371,9 @@ Peers* opened() {
   }
   const auto patience = std::chrono::seconds(
       env_integer("HALIAX_PATIENCE", 0, 86400, context().origin.at).value_or(20));
-  auto* mine = new Peers(*found->ranks(), patience);  // never destroyed: leaves at exit
-  static Peers* leaving;
-  leaving = mine;
-  std::atexit([] { leaving->leave(); });
-  return mine;
+  static auto* const all = new Peers(*found->ranks(), patience);  // never destroyed: leaves at exit
+  std::atexit([] { all->leave(); });
+  return all;
 }
 thread_local int by_themselves = 0;
 
@@ -379,7 +382,7 @@ thread_local int by_themselves = 0;
 Peers* peers() {
   if (by_themselves > 0) return nullptr;
   static const auto process = getpid();
-  static Peers* const all = opened();
+  static Peers* const all = open_peers();
   if (all && getpid() != process)
     fail("ranks",
          "this process was forked from rank {} and is not a rank; "

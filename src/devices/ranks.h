@@ -34,8 +34,8 @@ class Peers final : public program::RankGroup {
   Peers(const Peers&) = delete;
   int rank() const override { return me_; }
   int count() const override { return count_; }
-  std::string where() const override { return carrier_.where(); }
-  int local_rank() const { return carrier_.local_rank(); }
+  std::string where() const override { return transport_.where(); }
+  int local_rank() const { return transport_.local_rank(); }
 
   // A call that all ranks run together. Only one runs at a time; other threads wait. Raises if
   // another rank has failed.
@@ -123,12 +123,12 @@ class Peers final : public program::RankGroup {
   void compare_call(std::uint64_t number);
   std::string named() const;  // as in "rank 2 (host, process 17)"
 
-  program::Ranks& carrier_;
-  const int me_, count_, kinds_;  // kinds_: number of calls that tags distinguish
+  program::Ranks& transport_;
+  const int me_, count_, call_tags_;
   const std::chrono::milliseconds patience_;
-  std::mutex calling_;
+  std::mutex joint_call_;
   std::uint64_t calls_ = 0;
-  int call_ = 0;  // number of the call in tags
+  int call_tag_ = 0;
   std::atomic<std::int64_t> sent_{0};
   mutable std::mutex lock_;           // guards all members below
   std::string current_call_;          // description of the call, for messages

@@ -63,7 +63,6 @@ std::string size_of(double bytes) {
     bytes /= 1000;
     ++u;
   }
-
   return fmt::format("{:.{}f} {}", bytes,
                      u == 0 || bytes >= 99.95 ? 0
                      : bytes >= 9.995         ? 1
@@ -106,30 +105,30 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
   std::vector<std::vector<std::string>> rows{
       {"collective", "over", "bytes", "times", "array", "for", "requested by"}};
   std::map<std::string, std::pair<double, double>> by_kind;  // (collectives, bytes)
-  for (auto& move : m.moves) {
-    auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
-    auto axes = listed(move.arrays, [](auto& a) { return to_string(a.axes); });
-    r.collectives.push_back({name_of(move.kind), to_string(m.mesh, move.over), names, axes,
-                             int(move.arrays.size()), move.bytes, move.iterations, move.at_most,
-                             loops_of(move, m.mesh), cause_of(move), where_of(move.origin),
-                             is_requested(move.reason) ? name_of(move.reason) : "",
-                             seconds(move, m.mesh, speed)});
-    auto& c = r.collectives.back();
-    r.sending_s += c.seconds;
-    auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
-    std::string reason = move.gathers() ? name_of(move.reason) : "";
-    if (move.unmapped) reason = fmt::format("none (axis {} is unmapped)", move.unmapped.text());
-    auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
-    rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times,
-                    shortened(array_of(move), 64), shortened(cause, 64), reason});
-    auto& [calls, bytes] = by_kind[c.kind];
-    calls += c.turns;
-    bytes += c.turns * c.bytes;
+  for (auto& c : m.collectives) {
+    auto names = listed(c.arrays, [](auto& a) { return name_of(a); });
+    auto axes = listed(c.arrays, [](auto& a) { return to_string(a.axes); });
+    r.collectives.push_back(
+        {name_of(c.kind), to_string(m.mesh, c.over), names, axes, int(c.arrays.size()), c.bytes,
+         c.iterations, c.at_most, loops_of(c, m.mesh), cause_of(c), where_of(c.origin),
+         is_requested(c.reason) ? name_of(c.reason) : "", seconds(c, m.mesh, speed)});
+    auto& report = r.collectives.back();
+    r.sending_s += report.seconds;
+    auto times = report.turns == 1 ? "1" : fmt::format("{:.0f} ({})", report.turns, report.loop);
+    std::string reason = c.gathers() ? name_of(c.reason) : "";
+    if (c.unmapped) reason = fmt::format("none (axis {} is unmapped)", c.unmapped.text());
+    auto cause = report.cause + (report.where.empty() ? "" : "; " + report.where);
+    rows.push_back({report.kind, report.over,
+                    (report.at_most ? "at most " : "") + size_of(report.bytes), times,
+                    shortened(array_of(c), 64), shortened(cause, 64), reason});
+    auto& [calls, bytes] = by_kind[report.kind];
+    calls += report.turns;
+    bytes += report.turns * report.bytes;
   }
   auto& out = r.explain;
   out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", to_string(m.mesh),
                      m.mesh.devices());
-  out += m.moves.empty() ? "no communication\n" : table(rows);
+  out += m.collectives.empty() ? "no communication\n" : table(rows);
   for (auto& [kind, sum] : by_kind)
     out += fmt::format("{}: {}, {}\n", kind, calls_text(sum.first), size_of(sum.second));
   out += fmt::format("total: {}, {} communicated\n\n", calls_text(r.calls), size_of(r.sent_bytes));

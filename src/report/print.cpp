@@ -105,6 +105,12 @@ BufferPtr value_of(const NodePtr& n) {
   return created->value.get();
 }
 
+// Returns "traced by f" or "leaked from f". Empty: the array has no tracer, or only a shape.
+std::string trace_text(const std::optional<Tracer>& tracer) {
+  if (!tracer || tracer->has_shape_only) return "";
+  return (tracer->has_ended ? "leaked from " : "traced by ") + tracer->inside;
+}
+
 }  // namespace
 
 std::string NamedArray::to_string() const {
@@ -115,8 +121,8 @@ std::string NamedArray::to_string() const {
   auto tracer = tracer_below(node_);
   if (!node_->donated.empty()) return s + ", donated)";
   if (!tracer && needs_donated(node_)) return s + ", computed from a donated array)";
-  if (!tracer || tracer->shape) return s + ")";
-  return s + (tracer->left ? ", leaked from " : ", traced by ") + tracer->inside + ")";
+  const auto traced = trace_text(tracer);
+  return s + (traced.empty() ? "" : ", ") + traced + ")";
 }
 std::ostream& operator<<(std::ostream& out, const NamedArray& a) { return out << a.to_string(); }
 // A friend that only its class declares is exported at its definition.
@@ -129,16 +135,14 @@ std::ostream& operator<<(std::ostream& out, const NamedArray& a) { return out <<
 std::string to_string(const Key& k) {
   if (!k) return "Key()";
   auto& n = k.words.node();
-  if (n->size() == 2 && find(*n, key_word))
+  const bool is_single = n->size() == 2 && find(*n, key_word);
+  if (is_single)
     if (auto value = value_of(n))
       return fmt::format("Key({}, {})", element_text(*value, n->dtype, 0),
                          element_text(*value, n->dtype, 1));
   auto axes = k.words.axes();
   std::erase_if(axes, [](auto& a) { return a.name == Name(key_word); });
-  auto tracer = tracer_below(n);
-  auto traced = tracer && !tracer->shape
-                    ? (tracer->left ? "leaked from " : "traced by ") + tracer->inside
-                    : "";
+  const auto traced = trace_text(tracer_below(n));
   if (axes.empty()) return "Key(" + traced + ")";
   return "Key(" + to_string(axes) + (traced.empty() ? "" : ", " + traced) + ")";
 }

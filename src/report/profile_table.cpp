@@ -55,14 +55,14 @@ std::string to_string(const Profile& p) {
   out += p.machine.flops.empty() ? " -\n" : "\n";
   out += sums_text(p.by_kind, "kind", p.steps_s) + sums_text(p.by_module, "module", p.steps_s);
   constexpr std::size_t most = 40;
-  std::vector<const StepProfile*> dearest;
-  for (auto& s : p.steps) dearest.push_back(&s);
-  std::stable_sort(dearest.begin(), dearest.end(),
+  std::vector<const StepProfile*> slowest;
+  for (auto& s : p.steps) slowest.push_back(&s);
+  std::stable_sort(slowest.begin(), slowest.end(),
                    [](auto* a, auto* b) { return a->seconds > b->seconds; });
   out += fmt::format("\n{}  step\n", kCostHead);
-  for (std::size_t k = 0; k < std::min(most, dearest.size()); ++k)
-    out += fmt::format("{}  {}\n", cost_text(*dearest[k], p.steps_s), step_text(*dearest[k]));
-  if (dearest.size() > most) out += fmt::format("and {} more\n", dearest.size() - most);
+  for (std::size_t k = 0; k < std::min(most, slowest.size()); ++k)
+    out += fmt::format("{}  {}\n", cost_text(*slowest[k], p.steps_s), step_text(*slowest[k]));
+  if (slowest.size() > most) out += fmt::format("and {} more\n", slowest.size() - most);
   return out;
 }
 std::ostream& operator<<(std::ostream& out, const Profile& p) { return out << to_string(p); }

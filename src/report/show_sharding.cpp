@@ -98,7 +98,9 @@ std::string share(const Axes& axes, const Sharding& at, const Mesh& mesh) {
 }
 
 std::string table_of(const Grid& g) {
-  auto rows = shown(g.rows.labels.size(), 18), columns = shown(g.columns.labels.size(), 8);
+  constexpr std::size_t kMaxRows = 18, kMaxColumns = 8;
+  auto rows = shown(g.rows.labels.size(), kMaxRows),
+       columns = shown(g.columns.labels.size(), kMaxColumns);
   std::vector<std::vector<std::string>> cells{{""}};
   for (auto c : columns) cells[0].push_back(g.columns.labels[c]);
   std::size_t last = 0;
@@ -208,7 +210,6 @@ std::string bytes_text(double b) {
     b /= 1024;
     ++u;
   }
-
   return u == 0 ? fmt::format("{:.0f} B", b) : fmt::format("{:.1f} {}", b, units[u]);
 }
 

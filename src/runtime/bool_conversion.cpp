@@ -37,7 +37,7 @@ NamedArray::operator bool() const {
                 "to select elementwise" +
                 created_at(node_));
   const auto tracer = node_->value ? std::nullopt : tracer_below(node_);
-  if (tracer && !tracer->left && !tracer->shape)
+  if (tracer && !tracer->has_ended && !tracer->has_shape_only)
     fail_at(origin, "bool",
             "an array has no truth value inside a traced function, since it is not computed yet; "
             "use where(condition, a, b) to select, or cond to branch" +

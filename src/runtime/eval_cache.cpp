@@ -153,15 +153,14 @@ const bool cache_forks =
              [] { new (&Cache::of_process()) Cache; }});
 
 // Compiles the graph. Returns null if the Program reads an array that is not in the key.
-CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name,
-                         const GraphKey& graph) {
+CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name, const GraphKey& key) {
   auto created =
-      std::make_shared<CompiledGraph>(CompiledGraph{graph.words, compile(roots, backend_name)});
+      std::make_shared<CompiledGraph>(CompiledGraph{key.words, compile(roots, backend_name)});
   GraphReader reader;
   for (auto& n : created->compiled.captured) {
-    auto at = std::find(graph.arrays.begin(), graph.arrays.end(), n->value.get());
-    if (at == graph.arrays.end()) return nullptr;
-    created->reads.push_back(std::size_t(at - graph.arrays.begin()));
+    auto at = std::find(key.arrays.begin(), key.arrays.end(), n->value.get());
+    if (at == key.arrays.end()) return nullptr;
+    created->reads.push_back(std::size_t(at - key.arrays.begin()));
   }
   created->compiled.captured.clear();
   return created;
@@ -175,22 +174,22 @@ GraphKey graph_key_of(const Nodes& roots, const std::vector<const Node*>& nodes)
   return nodes.size() > kMostNodes || current_mesh() ? GraphKey{} : GraphEncoder(nodes).of(roots);
 }
 
-std::vector<BufferPtr> run_cached(const Nodes& roots, GraphKey graph,
-                                  const std::string& backend_name, bool* began) {
-  if (graph.words.empty()) return call(compile(roots, backend_name), {}, nullptr, began);
-  graph.words.push_back(std::hash<std::string>()(backend_name));
+std::vector<BufferPtr> run_cached(const Nodes& roots, GraphKey key, const std::string& backend_name,
+                                  bool* began) {
+  if (key.words.empty()) return call(compile(roots, backend_name), {}, nullptr, began);
+  key.words.push_back(std::hash<std::string>()(backend_name));
   auto& cache = Cache::of_process();
-  const auto hash = hash_of(graph.words);
-  auto program = cache.find(hash, graph.words);
+  const auto hash = hash_of(key.words);
+  auto program = cache.find(hash, key.words);
   if (!program) {
-    program = planned(roots, backend_name, graph);
+    program = planned(roots, backend_name, key);
     if (!program) return call(compile(roots, backend_name), {}, nullptr, began);
     cache.insert(hash, program);
   }
   auto& c = program->compiled;
   std::vector<ArgumentValue> given;  // `graph` owns the arrays
   given.reserve(program->reads.size());
-  for (auto k : program->reads) given.push_back({nullptr, c.memory.address(*graph.arrays[k])});
+  for (auto k : program->reads) given.push_back({nullptr, c.memory.address(*key.arrays[k])});
   auto created = call(c, given, nullptr, began);
   if (c.program->arena_bytes > kMostIdle) c.idle.take();
   return created;

@@ -19,22 +19,23 @@ namespace {
 
 // The nodes that are being computed: `Node::claimed` is the number of this process. Never
 // destroyed, because threads may compute after main.
-struct Running {
+struct ClaimedNodes {
   std::uint64_t process = 1;
   std::mutex lock = {};
   std::condition_variable changed = {};
-  bool claims(const Node& n) {  // returns true if no thread had claimed the node
+  bool try_claim(const Node& n) {  // returns true if no thread had claimed the node
     return std::exchange(n.claimed, process) != process;
   }
-  static Running& now() {
-    static auto* r = new Running;
+  static ClaimedNodes& instance() {
+    static auto* r = new ClaimedNodes;
     return *r;
   }
 };
 // After a fork, no thread of the child computes, and the waiting threads do not exist.
-const bool running_forks =
-    at_fork({kForkRest, [] { Running::now().lock.lock(); }, [] { Running::now().lock.unlock(); },
-             [] { new (&Running::now()) Running{Running::now().process + 1}; }});
+const bool claimed_nodes_forks = at_fork(
+    {kForkRest, [] { ClaimedNodes::instance().lock.lock(); },
+     [] { ClaimedNodes::instance().lock.unlock(); },
+     [] { new (&ClaimedNodes::instance()) ClaimedNodes{ClaimedNodes::instance().process + 1}; }});
 // Depth of calls of `compute` on this thread. A custom op of the user may read arrays.
 thread_local int computing = 0;
 
@@ -45,7 +46,7 @@ class Claim {
  public:
   Claim() = default;
   void take(const Nodes& requested) {
-    auto& r = Running::now();
+    auto& r = ClaimedNodes::instance();
     to_compute.reserve(requested.size());
     claimed_.reserve(requested.size());
     std::unordered_set<const Node*> taken;
@@ -55,7 +56,7 @@ class Claim {
       bool others = false;
       for (auto& n : requested) {
         if (!n || n->value || taken.count(n.get())) continue;
-        bool is_new = r.claims(*n);
+        bool is_new = r.try_claim(*n);
         if (is_new) claimed_.push_back(n);
         if (is_new || computing > 0) {
           taken.insert(n.get());
@@ -68,7 +69,7 @@ class Claim {
     }
   }
   ~Claim() {
-    auto& r = Running::now();
+    auto& r = ClaimedNodes::instance();
     {
       std::lock_guard hold(r.lock);
       for (auto& n : claimed_) n->claimed = 0;
@@ -80,17 +81,16 @@ class Claim {
   // them wait.
   Nodes claim_more(const Nodes& more) {
     if (more.empty()) return {};
-    auto& r = Running::now();
+    auto& r = ClaimedNodes::instance();
     Nodes out;
     out.reserve(more.size());
     claimed_.reserve(claimed_.size() + more.size());
     std::lock_guard hold(r.lock);
     for (auto& n : more)
-      if (!n->value && r.claims(*n)) {
+      if (!n->value && r.try_claim(*n)) {
         claimed_.push_back(n);
         out.push_back(n);
       }
-
     return out;
   }
   Nodes to_compute;
@@ -104,32 +104,32 @@ GraphKey graph_key_of(const Nodes& roots) {
   GraphReader reader;
   return graph_key_of(roots, nodes_below(roots, has_value));
 }
-std::vector<BufferPtr> results_of(const Nodes& roots, GraphKey words, bool& began) {
+std::vector<BufferPtr> results_of(const Nodes& roots, GraphKey key, bool& began) {
   struct Count {
     Count() { ++computing; }
     ~Count() { --computing; }
   } count;
-  return run_cached(roots, std::move(words), default_backend(), &began);
+  return run_cached(roots, std::move(key), default_backend(), &began);
 }
 void compute(Claim& claim) {
   // A node drops its operands after the evaluation, unless a trace is in progress: a gradient may
   // still be computed with respect to a node below.
-  const bool forgets = context().tracing == 0;
+  const bool detaches = context().tracing == 0;
   Nodes roots = claim.to_compute;
   EagerCache cache;
-  GraphKey words;
+  GraphKey key;
   {
     GraphReader reader;
     const auto all = nodes_below(roots, has_value);
     require_values(roots, all);
     cache = choose_eager_cache(roots, all);
     append(roots, claim.claim_more(cache.extra_results));
-    words = graph_key_of(roots, all);
+    key = graph_key_of(roots, all);
   }
   std::vector<BufferPtr> created;
   bool began = false;  // a Program that has begun may have printed, so it is not run again
   try {
-    created = results_of(roots, std::move(words), began);
+    created = results_of(roots, std::move(key), began);
   } catch (const VerifyError&) {
     throw;
   } catch (const Error&) {
@@ -137,15 +137,15 @@ void compute(Claim& claim) {
     roots = claim.to_compute;  // there may be enough memory for these alone
     created = results_of(roots, graph_key_of(roots), began);
   }
-  DetachedInputs recipes;  // freed after the graph lock is released
+  DetachedInputs detached;  // freed after the graph lock is released
   GraphWriter alone;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     auto& n = const_cast<Node&>(*roots[i]);
     if (!n.value && n.donated.empty()) n.value.set(std::move(created[i]));
-    if (forgets && !cache.bound.count(&n)) detach(n, recipes);
+    if (detaches && !cache.bound.count(&n)) detach(n, detached);
   }
-  if (!forgets) return;
-  for (auto& n : cache.free) detach(*n, recipes);
+  if (!detaches) return;
+  for (auto& n : cache.free) detach(*n, detached);
 }
 
 }  // namespace

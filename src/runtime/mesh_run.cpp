@@ -24,9 +24,9 @@ namespace haliax {
 class MeshProgram::MeshCall {
  public:
   MeshCall(const MeshProgram& m, const std::vector<BufferPtr>& arguments,
-           const std::vector<bool>& given)
-      : m_(m), arguments_(arguments), given_(given), placed_blocks_(m.inputs.size()),
-        copied_blocks_(m.inputs.size()) {
+           const std::vector<bool>& may_overwrite)
+      : m_(m), arguments_(arguments), may_overwrite_(may_overwrite),
+        placed_blocks_(m.inputs.size()), copied_blocks_(m.inputs.size()) {
     for (std::size_t k = 0; k < m.inputs.size(); ++k) {
       placed_blocks_[k] = shards_as_requested(k);
       if (!placed_blocks_[k]) arguments[k]->data();  // concatenated once, not by every device
@@ -39,7 +39,7 @@ class MeshProgram::MeshCall {
     bool overwritten = m_.donated[k];  // by a result or by an intermediate
     auto owner = placed_blocks_[k] ? placed_blocks_[k]->blocks[device] : nullptr;
     if (owner && !overwritten) return {owner, memory.address(*owner)};
-    if (owner && given_[k] && has_use_count(arguments_[k], 1)) {
+    if (owner && may_overwrite_[k] && has_use_count(arguments_[k], 1)) {
       owner = memory.donate(*owner);
     } else {
       auto& [axes, dtype] = m_.inputs[k];
@@ -77,14 +77,14 @@ class MeshProgram::MeshCall {
   }
   const MeshProgram& m_;
   const std::vector<BufferPtr>& arguments_;
-  const std::vector<bool>& given_;
+  const std::vector<bool>& may_overwrite_;
   std::vector<const Shards*> placed_blocks_;  // blocks that already have the required sharding
   std::vector<std::vector<BufferPtr>> copied_blocks_;  // by argument, then by device
 };
 
 MeshProgram::Created MeshProgram::run(const std::vector<BufferPtr>& arguments,
-                                      const std::vector<bool>& given) const {
-  MeshCall mine(*this, arguments, given);
+                                      const std::vector<bool>& may_overwrite) const {
+  MeshCall mine(*this, arguments, may_overwrite);
   std::vector<std::vector<BufferPtr>> created(devices.size());
   auto work = [&, profiler = scoped_profiler()](int device, program::Communicator& communicator) {
     Profiling scope(profiler);
@@ -121,7 +121,7 @@ static std::string environment() {
 }
 // Compares the call between all ranks. Ranks with different Programs would wait for each other
 // forever.
-static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
+static void compare_with_ranks(Peers& ranks, const MeshProgram& m, const Compilation& c) {
   std::string in, out;
   for (std::size_t k = 0; k < m.inputs.size(); ++k)
     in += fmt::format("{} {} {}; ", m.inputs[k].first, name_of(m.inputs[k].second),
@@ -143,6 +143,28 @@ static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
        {"plan", hash(c.partition->text()), false}});
 }
 
+// Compares the collectives between all ranks. With overlap, they have other positions than in the
+// plan.
+static void agree_on_collectives(Peers& ranks, const MeshProgram& m) {
+  Peers::JointCall joint(ranks, "the first call of a function");
+  const auto text = collectives_text(*m.devices[0].program);
+  ranks.agree({{"calls", std::to_string(std::hash<std::string>()(text)), false}});
+}
+// Checks that the collectives of all devices match. Also plans the devices of other ranks.
+static void verify_all_devices(const Compilation& c, const MeshProgram& m, const LocalDevices& here,
+                               const std::string& backend, bool simulated) {
+  std::vector<Compiled> of_other_ranks;
+  for (int d = 0; here.ranks && d < m.mesh.devices(); ++d) {
+    if (d >= here.first && d < here.first + here.count) continue;
+    auto local = on_device(c, d);
+    of_other_ranks.push_back(finish(local, backend, false));
+  }
+  std::vector<const program::Program*> programs(simulated ? 1 : std::size_t(m.mesh.devices()));
+  for (auto* compiled : {&m.devices, &std::as_const(of_other_ranks)})
+    for (auto& d : *compiled) programs.at(std::size_t(d.program->device)) = d.program.get();
+  verify_collectives(programs);
+}
+
 MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool simulated) {
   auto& mesh = *c.options.mesh;
   MeshProgram m;
@@ -153,16 +175,16 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   m.donated.resize(c.inputs.size());
   for (auto& n : c.inputs) m.inputs.push_back({n->axes, n->dtype});
   for (auto& n : c.roots) m.results.push_back({n->axes, n->dtype});
-  m.moves = c.partition->collectives();
+  m.collectives = c.partition->collectives();
   m.sent_bytes = c.partition->sent_bytes();
-  for (auto& move : m.moves) m.calls += move.iterations;
+  for (auto& collective : m.collectives) m.calls += collective.iterations;
   m.uneven = c.options.partition.overlap && !c.partition->has_even_blocks();
-  if (c.options.partition.strict) refuse_gathers(m.moves, mesh);
+  if (c.options.partition.strict) refuse_gathers(m.collectives, mesh);
   auto here = simulated ? LocalDevices() : local_devices(mesh);
-  if (here.ranks) agree(*here.ranks, m, c);
+  if (here.ranks) compare_with_ranks(*here.ranks, m, c);
   m.first = here.first;
   std::int64_t most = -1;
-  std::vector<PassReport> of_fullest;
+  std::vector<PassReport> largest_log;
   for (int d = here.first; d < here.first + here.count; ++d) {
     auto local = on_device(c, d);
     m.devices.push_back(finish(local, backend, !simulated));
@@ -170,30 +192,12 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
     if (auto bytes = p.peak_bytes + argument_bytes(p); bytes > most) {
       most = bytes;
       m.largest_device = m.devices.size() - 1;
-      of_fullest = local.log;
+      largest_log = local.log;
     }
   }
-  c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
-  // With overlap, collectives have other positions than in the plan.
-  if (here.ranks && c.options.partition.overlap) {
-    Peers::JointCall joint(*here.ranks, "the first call of a function");
-    here.ranks->agree(
-        {{"calls",
-          std::to_string(std::hash<std::string>()(collectives_text(*m.devices[0].program))),
-          false}});
-  }
-  if (c.options.debug.verify) {
-    std::vector<Compiled> elsewhere;
-    for (int d = 0; here.ranks && d < mesh.devices(); ++d) {
-      if (d >= here.first && d < here.first + here.count) continue;
-      auto local = on_device(c, d);
-      elsewhere.push_back(finish(local, backend, false));
-    }
-    std::vector<const program::Program*> programs(simulated ? 1 : std::size_t(mesh.devices()));
-    for (auto* of : {&m.devices, &elsewhere})
-      for (auto& d : *of) programs.at(std::size_t(d.program->device)) = d.program.get();
-    verify_collectives(programs);
-  }
+  c.log.insert(c.log.end(), largest_log.begin(), largest_log.end());
+  if (here.ranks && c.options.partition.overlap) agree_on_collectives(*here.ranks, m);
+  if (c.options.debug.verify) verify_all_devices(c, m, here, backend, simulated);
   return m;
 }
 

@@ -14,7 +14,7 @@ struct MeshProgram {
   // The Programs of the devices of this process. Simulated: only the first device, which has the
   // largest blocks, and nothing runs.
   std::vector<Compiled> devices;
-  std::vector<PlannedCollective> moves;
+  std::vector<PlannedCollective> collectives;
   double sent_bytes = 0, calls = 0;  // per device
   // Overlap was requested, but blocks are uneven, so collectives do not overlap.
   bool uneven = false;
@@ -22,12 +22,14 @@ struct MeshProgram {
 
   // Runs the Programs. A device reads its block of each argument in place if an earlier call stored
   // the block there or if the block is contiguous; otherwise it gets a copy. A donated argument is
-  // overwritten only if the caller passes it on (`given`) and no other owner holds the block.
+  // overwritten only if the caller passes it on (`may_overwrite`) and no other owner holds the
+  // block.
   struct Created {
     std::vector<BufferPtr> results;
     std::int64_t split_bytes = 0;  // bytes copied to split arguments into blocks
   };
-  Created run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const;
+  Created run(const std::vector<BufferPtr>& arguments,
+              const std::vector<bool>& may_overwrite) const;
   class MeshCall;
 };
 

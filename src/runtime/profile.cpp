@@ -258,7 +258,7 @@ static void add_cost(ProfileCost& sum, const ProfileCost& c) {
   sum.flops += c.flops;
   sum.bound_s += c.bound_s;
 }
-static std::vector<ProfileSum> dearest_first(std::map<std::string, ProfileSum> sums) {
+static std::vector<ProfileSum> slowest_first(std::map<std::string, ProfileSum> sums) {
   std::vector<ProfileSum> out;
   for (auto& [name, sum] : sums) {
     out.push_back(std::move(sum));
@@ -296,8 +296,8 @@ Profile Profiler::summary(int runs, double wall_s) const {
     p.steps.push_back(std::move(s));
   }
   if (runs > 0) p.wall_s = wall_s / runs;
-  p.by_kind = dearest_first(std::move(kinds));
-  p.by_module = dearest_first(std::move(modules));
+  p.by_kind = slowest_first(std::move(kinds));
+  p.by_module = slowest_first(std::move(modules));
   return p;
 }
 

@@ -37,10 +37,10 @@ void evaluate(const Nodes& roots);
 // The function or the loop in which an array without a value has one: a traced function, or a
 // `vmap` whose hidden axis the array has.
 struct Tracer {
-  std::string inside;      // "jit (train.cpp:12)", "vmap over batch (train.cpp:12)"
-  bool left = false;       // the trace of that function has ended
-  bool shape = false;      // created by `eval_shape`, so that no function has a value for it
-  std::uint64_t last = 0;  // id of the newest node that was created in it; 0: not known
+  std::string inside;           // "jit (train.cpp:12)", "vmap over batch (train.cpp:12)"
+  bool has_ended = false;       // the trace of that function has ended
+  bool has_shape_only = false;  // created by `eval_shape`, so that no function has a value for it
+  std::uint64_t last = 0;       // id of the newest node that was created in it; 0: not known
 };
 std::optional<Tracer> tracer_below(const NodePtr&);  // the tracer that the array depends on, if any
 // Raises if a root depends on tracers. `nodes`: all nodes that the roots depend on, down to nodes

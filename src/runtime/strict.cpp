@@ -13,8 +13,8 @@
 
 namespace haliax {
 
-void refuse_gathers(const std::vector<PlannedCollective>& moves, const Mesh& mesh) {
-  for (auto& m : moves) {
+void refuse_gathers(const std::vector<PlannedCollective>& collectives, const Mesh& mesh) {
+  for (auto& m : collectives) {
     if (!m.gathers() || is_requested(m.reason)) continue;
     const auto each = m.iterations > 1 ? fmt::format(" in each of {:.0f} iterations over {}",
                                                      m.iterations, loops_of(m, mesh))

@@ -44,8 +44,9 @@ const Node& left_of(const NodePtr& root, const Tracer& t) {
   return *last;
 }
 [[noreturn]] void refuse(const NodePtr& n, const Tracer& t) {
-  if (t.shape) fail("eval", "this array is from eval_shape: it has axes and a dtype, but no value");
-  if (!t.left)
+  if (t.has_shape_only)
+    fail("eval", "this array is from eval_shape: it has axes and a dtype, but no value");
+  if (!t.has_ended)
     fail("eval", "the value of a traced array is not available inside " + t.inside +
                      "; return the array and read it outside");
   auto created = to_string(left_of(n, t).origin.at);
