@@ -6,6 +6,7 @@ PCRE2 with Unicode 14, as src/io/tokenizer/unicode_changes.cpp, and cases for th
 
 PYTHON has the package. The library of PCRE2 must have the tables of Unicode 14 (10.40 to 10.42).
 """
+import argparse
 import ctypes
 import functools
 import json
@@ -14,7 +15,11 @@ import random
 import subprocess
 import textwrap
 
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+if __name__ == "__main__":   # --help needs no package
+    argparse.ArgumentParser(description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+from tokenizers import Regex, Tokenizer, pre_tokenizers   # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CHANGES = ROOT / "src/io/tokenizer/unicode_changes.cpp"
