@@ -149,7 +149,19 @@ AnalyzedStep analyze(const Fused& fused) {
   fold_reductions_of_one(step.fused);
   mark_needed(step);
   choose_rows(step);
+  const auto levels = program::reduction_levels(step.fused);
+  for (int i = 0; i < step.count(); ++i) step.info(i).level = levels[static_cast<std::size_t>(i)];
   return step;
+}
+
+int AnalyzedStep::last_pass() const {
+  int last = 0;
+  for (int i = 0; i < count(); ++i) {
+    if (!info(i).needed) continue;
+    if (is_reduction(instr(i).code)) last = std::max(last, info(i).level - 1);
+    if (is_inner_store(i)) last = std::max(last, info(i).level);
+  }
+  return last;
 }
 
 void find_masks(AnalyzedStep& step, const FusedPlan& plan) {
@@ -166,12 +178,10 @@ void find_masks(AnalyzedStep& step, const FusedPlan& plan) {
 }
 
 void classify(AnalyzedStep& step, FusedPlan& plan) {
-  const auto levels = program::reduction_levels(step.fused);
   for (int i = 0; i < step.count(); ++i) {
     InstrFacts& me = step.info(i);
     const Instr& in = step.instr(i);
     if (!me.needed) continue;
-    me.level = levels[static_cast<std::size_t>(i)];
     me.uniform = me.constant = me.fixed = true;
     if (in.code == Code::load || in.code == Code::iota)
       classify_access(me, plan.accesses[static_cast<std::size_t>(me.access)], plan, step.flat());

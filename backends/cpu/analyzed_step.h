@@ -45,6 +45,8 @@ struct AnalyzedStep {
   int count() const { return static_cast<int>(fused.code.size()); }
   // Returns true if the instruction stores a value per inner element.
   bool is_inner_store(int i) const { return is_store(instr(i).code) && (every || instr(i).inner); }
+  // Returns the last level with a pass over the inner elements.
+  int last_pass() const;
   // Returns true if tiles are boxes of all dims, without rows.
   bool flat() const { return every && outer == 0; }
 };
@@ -55,7 +57,7 @@ struct TileLimits {
   bool may_keep;          // a full row may stay in registers across levels
 };
 
-// Simplifies the step, and sets `needed`, `position`, the rows and the flags.
+// Simplifies the step, and sets `needed`, `position`, `level`, the rows and the flags.
 AnalyzedStep analyze(const program::Fused&);
 // Sets the accesses, dims and boxes of the plan.
 void choose_tiles(AnalyzedStep&, FusedPlan&, const TileLimits&);

@@ -18,6 +18,7 @@ constexpr std::int64_t least_shared_work = 1 << 17;  // that several threads sha
 constexpr std::int64_t work_per_block = 1 << 15, work_per_chunk = 1 << 17;
 constexpr std::int64_t min_work_per_point = 4;
 constexpr std::int64_t most_blocks = 128, most_chunks = 64;
+constexpr std::int64_t few_lanes = 32;  // minimum number of lanes of a tile with all inner elements
 constexpr std::int64_t few_outer_boxes = 16;  // with fewer, the inner space is split as well
 
 // Returns the time of an instruction in nanoseconds per 16 elements, for f32 with AVX-512.
@@ -207,11 +208,24 @@ class TileChooser {
     const std::int64_t lanes = p.outer_points <= tile / 2                    ? tile
                                : p.only_reduces && p.outer_points >= 1 << 14 ? 1024
                                                                              : 256;
-    p.outer_box = split(0, p.outer_dims, std::min<std::int64_t>(tile, lanes));
+    p.outer_box = split(0, p.outer_dims, std::min({tile, lanes, lanes_in_registers()}));
     const bool keep = limits_.may_keep && p.inner_points * p.outer_box <= 4 * tile;
     // number of rows after which a sum is widened
     const std::int64_t rows = limits_.may_keep && step_.reduces ? 32 : 1;
     split(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile / p.outer_box));
+  }
+  // Returns the number of lanes for which a tile with all inner elements stays in registers, so
+  // that later passes neither read nor compute its values again. Such a tile should be contiguous,
+  // so that it is not copied: it has one element of the outer dims before the last one.
+  std::int64_t lanes_in_registers() const {
+    const FusedPlan& p = plan_;
+    const std::int64_t tile = limits_.elements, points = std::max<std::int64_t>(1, p.inner_points);
+    auto fits = [&](std::int64_t lanes) { return lanes * points <= 4 * tile; };
+    const std::int64_t last = p.size[p.outer_dims - 1];
+    const bool all_in_one = last == p.outer_points && last <= tile;
+    if (!limits_.may_keep || step_.last_pass() == 0 || all_in_one || !fits(few_lanes)) return tile;
+    if (last >= few_lanes && last * points >= tile / 4 && fits(last)) return last;
+    return fits(2 * few_lanes) ? std::max(2 * few_lanes, tile / points) : few_lanes;
   }
   void choose_rows_of_tile() {
     FusedPlan& p = plan_;

@@ -254,7 +254,7 @@ class TapeEmitter {
   void run() {
     plan_.outer.resize(static_cast<std::size_t>(plan_.levels));
     plan_.inner.resize(static_cast<std::size_t>(plan_.levels));
-    const int last_pass = find_last_pass();
+    const int last_pass = step_.last_pass();
     const auto zero = hide_ends(last_pass);
     std::vector<bool> created(step_.fused.code.size(), false);
     for (int level = 0; level < plan_.levels; ++level) {
@@ -282,18 +282,6 @@ class TapeEmitter {
         return true;
     return false;
   }
-  // Returns the last level with a pass over the inner elements.
-  int find_last_pass() const {
-    int last = 0;
-    for (int i = 0; i < step_.count(); ++i) {
-      const InstrFacts& facts = step_.info(i);
-      if (!facts.needed) continue;
-      if (is_reduction(step_.instr(i).code)) last = std::max(last, facts.level - 1);
-      if (step_.is_inner_store(i)) last = std::max(last, facts.level);
-    }
-    return last;
-  }
-
   // ---- a level ----
 
   void emit_outer(int level) {

@@ -754,4 +754,34 @@ TEST_CASE("cpu: results of 32 MiB and more equal those of their parts") {
     }
 }
 
+TEST_CASE("cpu: tiles across a reduced middle axis are contiguous and stay in registers") {
+  // softmax of [rows, n, columns] over n
+  auto plan = [](std::int64_t rows, std::int64_t n, std::int64_t columns) {
+    Case c(1);
+    View x = c.view(false, DType::f32, {rows, columns, n}, Case::dense),
+         out = c.view(true, DType::f32, {rows, columns, n}, Case::dense);
+    x.strides = out.strides = {n * columns, 1, columns};
+    program::Fused f;
+    f.dims = {rows, columns, n};
+    f.outer = 2;
+    f.code = {load(x, true),
+              op(Code::reduce_max, DType::f32, {0}),
+              op(Code::sub, DType::f32, {0, 1}, true),
+              op(Code::exp, DType::f32, {2}, true),
+              op(Code::reduce_sum, DType::f32, {3}),
+              op(Code::div, DType::f32, {3, 4}, true),
+              store(out, 5, true)};
+    return cpu::plan_fused(f, nullptr);
+  };
+  const auto one_row = plan(32, 48, 32), part_of_row = plan(32, 48, 1024), few = plan(32, 48, 4);
+  CHECK(one_row.inner_major);
+  CHECK(one_row.outer_box == 32);
+  CHECK(one_row.single_inner_box);
+  CHECK(part_of_row.outer_box < 1024);
+  CHECK(part_of_row.single_inner_box);
+  CHECK(few.outer_box > 4);               // short rows are joined
+  CHECK(plan(32, 2, 48).outer_box > 48);  // so are short columns
+  CHECK_FALSE(plan(32, 4096, 32).single_inner_box);
+}
+
 }  // namespace
