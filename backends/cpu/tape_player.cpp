@@ -22,19 +22,19 @@ void splat(const Op& op, void* out, const void* in, std::int64_t n) {
 }
 
 // Copies a dense tile with non-temporal stores. Returns false if its memory shares cache lines with
-// other tiles.
-bool copy_non_temporal(std::byte* to, const char* from, std::int64_t bytes) {
+// other tiles, or if the machine has no such stores.
 #if defined(HALIAX_X86)
+bool copy_non_temporal(std::byte* to, const char* from, std::int64_t bytes) {
   constexpr std::int64_t line = 64;
   if (reinterpret_cast<std::uintptr_t>(to) % line != 0 || bytes % line != 0) return false;
   for (std::int64_t k = 0; k < bytes; k += 16)
     _mm_stream_si128(reinterpret_cast<__m128i*>(to + k),
                      _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k)));
   return true;
-#else
-  return false;
-#endif
 }
+#else
+bool copy_non_temporal(std::byte*, const char*, std::int64_t) { return false; }
+#endif
 
 }  // namespace
 
