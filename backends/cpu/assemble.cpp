@@ -212,12 +212,8 @@ class Pass {
   std::vector<int> uses_;       // number of ops that read a value
   std::vector<int> same_;       // the scalar that a splat repeats, else the value itself
   std::set<int> halves_;        // values that arrays of bf16 hold
-  std::set<int> non_temporal_;  // values that are stored so
+  std::set<int> non_temporal_;  // values of non-temporal stores
 };
-
-}  // namespace
-
-namespace {
 
 // Marks the values that may be bf16 in memory: loaded or stored so, and read by assembled ops
 // alone.

@@ -282,6 +282,7 @@ class TapeEmitter {
         return true;
     return false;
   }
+
   // ---- a level ----
 
   void emit_outer(int level) {
