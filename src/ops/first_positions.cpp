@@ -95,8 +95,31 @@ template <class T> T ordered(T bits) {
     return nan ? 0x7fffffff : (size ^ sign) - sign;
 }
 template <DType dtype> constexpr bool has_lanes() { return scalar::bytes_per(dtype) <= 4; }
+// True for dtypes whose elements are the high bits of an f32.
+template <DType dtype> constexpr bool starts_f32() {
+  return dtype == DType::f32 || dtype == DType::bf16;
+}
+// Returns the bits of an element as f32.
+template <DType dtype> std::int32_t bits_of(const std::byte* x) {
+  if constexpr (dtype == DType::bf16)
+    return static_cast<std::int32_t>(std::uint32_t(scalar::read<std::uint16_t>(x)) << 16);
+  else
+    return scalar::read<std::int32_t>(x);
+}
+template <DType dtype> Lanes bits_of_adjacent(const std::byte* x) {
+  Lanes bits;
+  if constexpr (dtype == DType::bf16) {
+    using Halves [[gnu::vector_size(8)]] = std::uint16_t;
+    Halves halves;
+    std::memcpy(&halves, x, sizeof halves);
+    bits = __builtin_convertvector(halves, Lanes) << 16;
+  } else {
+    std::memcpy(&bits, x, sizeof bits);
+  }
+  return bits;
+}
 template <DType dtype> std::int32_t key_of_element(const std::byte* x) {
-  if constexpr (dtype == DType::f32) return ordered(scalar::read<std::int32_t>(x));
+  if constexpr (starts_f32<dtype>()) return ordered(bits_of<dtype>(x));
   const scalar::Value v = scalar::load(dtype, x);
   if constexpr (scalar::holds_real(dtype))
     return ordered(std::bit_cast<std::int32_t>(float(v.real)));
@@ -105,23 +128,20 @@ template <DType dtype> std::int32_t key_of_element(const std::byte* x) {
 }
 // Returns the keys of one element of each row. `row`: the distance of rows, in bytes.
 template <DType dtype> Lanes keys_at(const std::byte* x, std::int64_t row) {
-  if constexpr (dtype == DType::f32) {
-    Lanes bits;
-    if (row == sizeof(float))
-      std::memcpy(&bits, x, sizeof bits);
-    else
-      for (int l = 0; l < kLanes; ++l) bits[l] = scalar::read<std::int32_t>(x + l * row);
-    return ordered(bits);
-  }
   Lanes keys;
+  if constexpr (starts_f32<dtype>()) {
+    if (row == scalar::bytes_per(dtype)) return ordered(bits_of_adjacent<dtype>(x));
+    for (int l = 0; l < kLanes; ++l) keys[l] = bits_of<dtype>(x + l * row);
+    return ordered(keys);
+  }
   for (int l = 0; l < kLanes; ++l) keys[l] = key_of_element<dtype>(x + l * row);
   return keys;
 }
-// Returns the keys of four adjacent f32 of each row, by element.
+// Returns the keys of four adjacent elements of each row, by element.
 using FourKeys = std::array<Lanes, 4>;
-FourKeys keys_of_four(const std::byte* x, std::int64_t row) {
+template <DType dtype> FourKeys keys_of_four(const std::byte* x, std::int64_t row) {
   FourKeys v;
-  for (int l = 0; l < kLanes; ++l) std::memcpy(&v[l], x + l * row, sizeof v[l]);
+  for (int l = 0; l < kLanes; ++l) v[std::size_t(l)] = bits_of_adjacent<dtype>(x + l * row);
   const Lanes low01 = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5),
               high01 = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7),
               low23 = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5),
@@ -182,9 +202,10 @@ void find_in_lanes(const FirstRows& f, const std::byte* x, std::int32_t* out) {
                      step = f.from[1] * scalar::bytes_per(dtype);
   CandidateLanes best(f.count);
   std::int64_t i = 0;
-  if constexpr (dtype == DType::f32)
-    if (step == sizeof(float))
-      for (; i + 4 <= f.n; i += 4) best.add_four(keys_of_four(x + i * step, row), std::int32_t(i));
+  if constexpr (starts_f32<dtype>())
+    if (step == scalar::bytes_per(dtype))
+      for (; i + 4 <= f.n; i += 4)
+        best.add_four(keys_of_four<dtype>(x + i * step, row), std::int32_t(i));
   for (; i < f.n; ++i) best.add(keys_at<dtype>(x + i * step, row), std::int32_t(i));
   for (int l = 0; l < kLanes; ++l)
     for (std::int64_t k = 0; k < f.count; ++k) out[l * f.to[0] + k * f.to[2]] = best.position(k, l);

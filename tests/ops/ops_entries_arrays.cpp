@@ -471,7 +471,7 @@ Entries primitive_entries() {
       {"fold",
        {"b2n5"},
        [](In x) {
-         auto f = [](const NamedArray& c, const NamedArray& v) { return sin(c) * v; };
+         auto f = [](const NamedArray& c, const NamedArray& v) { return sin(c) + v; };
          return fold(f, "n")(full(B, 1, x[0].dtype()), x[0]);
        },
        "b2"},

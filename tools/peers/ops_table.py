@@ -212,7 +212,7 @@ INDEX = {
 }
 
 LOOPS = {
-    "fold": ("jax.lax.scan(lambda c, v: (jnp.sin(c) * v, None),"
+    "fold": ("jax.lax.scan(lambda c, v: (jnp.sin(c) + v, None),"
              " jnp.ones(S['b'], x0.dtype), on(0, 'nb'))[0]", None),
     "scan": ("jax.lax.scan(lambda c, v: (c + v * v, c * v),"
              " jnp.ones(S['b'], x0.dtype), on(0, 'nb'))[1]", None),
