@@ -6,11 +6,11 @@
 #include "base/thread_pool.h"
 #include "correlation.h"
 #include "gemm.h"
+#include "gemv.h"
 #include "kernels.h"
 #include "loop_contract.h"
 #include "matmul_plan.h"
 #include "strided_copy.h"
-#include "vector_product.h"
 
 namespace haliax::cpu {
 namespace {
@@ -143,14 +143,14 @@ class MatmulStep final : public CompiledStep {
 
 std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Context& context) {
   if (auto created = make_correlation(step)) return created;
-  if (auto created = make_vector_product(step, context)) return created;
+  if (auto created = make_gemv(step, context)) return created;
   if (auto plan = plan_matmul(step.contract, context.workers))
     return std::make_unique<MatmulStep>(step, context, std::move(plan));
   return make_loop_contract(step.contract);
 }
 std::int64_t contract_scratch(const program::Step& step, int workers) {
   if (is_correlation(step)) return 0;
-  if (auto bytes = vector_product_scratch(step)) return *bytes;
+  if (auto bytes = gemv_scratch(step)) return *bytes;
   auto plan = plan_matmul(step.contract, workers);
   return plan ? plan->scratch() : 0;
 }

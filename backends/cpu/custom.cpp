@@ -26,23 +26,23 @@ void* packing_memory(std::int64_t bytes) {
   }
   return memory.get();
 }
-bool has_unit_strides(const Product& p) {
+bool has_unit_strides(const Matmul& p) {
   return (p.a_m == 1 || p.a_k == 1) && (p.b_k == 1 || p.b_n == 1);
 }
 bool multiply(const program::HostProduct& p) {
   if (p.dtype != DType::f32 && p.dtype != DType::bf16) return false;
   if (p.m == 0 || p.n == 0 || p.k == 0) return false;
-  Product product{p.m, p.n,   p.k,   p.dtype, p.a,     p.a_m,   p.a_k,
-                  p.b, p.b_k, p.b_n, p.out,   p.out_m, p.dtype, false};
+  Matmul matmul{p.m, p.n,   p.k,   p.dtype, p.a,     p.a_m,   p.a_k,
+                p.b, p.b_k, p.b_n, p.out,   p.out_m, p.dtype, false};
   if (p.out_n != 1) {  // computes the transposed result
     if (p.out_m != 1) return false;
-    product = {p.n, p.m,   p.k,   p.dtype, p.b,     p.b_n,   p.b_k,
-               p.a, p.a_k, p.a_m, p.out,   p.out_n, p.dtype, false};
+    matmul = {p.n, p.m,   p.k,   p.dtype, p.b,     p.b_n,   p.b_k,
+              p.a, p.a_k, p.a_m, p.out,   p.out_n, p.dtype, false};
   }
-  const auto* kernel = product_kernel(p.dtype);
-  if (kernel && kernel->only_small && !has_unit_strides(product)) kernel = kernels().product;
+  const auto* kernel = matmul_kernel(p.dtype);
+  if (kernel && kernel->only_small && !has_unit_strides(matmul)) kernel = kernels().matmul;
   if (!kernel) return false;
-  kernel->run(product, packing_memory(kernel->scratch_bytes(product)));
+  kernel->run(matmul, packing_memory(kernel->scratch_bytes(matmul)));
   return true;
 }
 

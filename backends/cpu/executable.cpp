@@ -436,14 +436,14 @@ class CpuExecutable final : public program::Executable, public program::Recordab
 // bytes per parallel slot: limit in Machine; limit while slots share no memory yet
 constexpr std::int64_t max_slot_bytes = 5 << 18, max_shared_slot_bytes = 32 << 20;
 
-constexpr double small_product = 4 << 20;  // multiplications
+constexpr double few_multiplications = 4 << 20;  // per matmul: a small one
 
 // Returns the number of blocks into which a block mask splits a contraction.
 double blocks_of(const program::Contract& c) {
   return double(c.block_mask.m.blocks(c.m)) * double(c.block_mask.n.blocks(c.n)) *
          double(c.block_mask.k.blocks(c.k));
 }
-double products_run(const std::vector<Step>& steps) {
+double matmuls_run(const std::vector<Step>& steps) {
   double n = 0;
   program::each_step_run(steps, [&](const Step& s, std::int64_t runs) {
     if (s.kind == Kind::contract) n += static_cast<double>(runs) * blocks_of(s.contract);
@@ -471,9 +471,9 @@ class CpuDevice final : public program::Device {
   program::Machine machine() const override {
     program::Machine m;
     m.max_parallel_slot_bytes = max_slot_bytes;
-    auto mask_block_of = [](const ProductKernel* k) { return k && !k->only_small ? 32 : 0; };
-    m.mask_block = mask_block_of(product_kernel(DType::f32));
-    m.mask_block_bf16 = mask_block_of(product_kernel(DType::bf16));
+    auto mask_block_of = [](const MatmulKernel* k) { return k && !k->only_small ? 32 : 0; };
+    m.mask_block = mask_block_of(matmul_kernel(DType::f32));
+    m.mask_block_bf16 = mask_block_of(matmul_kernel(DType::bf16));
     m.mask_block_vector = 64;
     return m;
   }
@@ -481,11 +481,11 @@ class CpuDevice final : public program::Device {
   // either its matmuls are small or nearly all threads are busy until the end.
   int parallel_slots(const Step& loop, std::int64_t iterations, std::int64_t parallel_slot_bytes,
                      int workers) const override {
-    const double products = products_run(loop.body);
-    if (iterations < 2 || parallel_slot_bytes > max_shared_slot_bytes || products == 0) return 0;
+    const double matmuls = matmuls_run(loop.body);
+    if (iterations < 2 || parallel_slot_bytes > max_shared_slot_bytes || matmuls == 0) return 0;
     if (workers == 0) workers = threads();
     const std::int64_t rounds = (iterations + workers - 1) / workers;
-    const bool small = program::multiplications(loop.body) / products < small_product;
+    const bool small = program::multiplications(loop.body) / matmuls < few_multiplications;
     if (!small && 5 * iterations < 4 * rounds * workers) return 0;
     return static_cast<int>(std::min<std::int64_t>(iterations, workers));
   }

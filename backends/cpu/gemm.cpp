@@ -66,8 +66,8 @@ bool is_small(const GemmShape& s) {
 bool has_unit_strides(const GemmShape& s) {
   return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1);
 }
-Product product_of(const GemmShape& s, const void* a, const void* b, void* out,
-                   const KernelBlockMask& block_mask, const ProductTaps& taps) {
+Matmul matmul_of(const GemmShape& s, const void* a, const void* b, void* out,
+                 const KernelBlockMask& block_mask, const MatmulTaps& taps) {
   return {s.m,
           s.n,
           s.k,
@@ -93,7 +93,7 @@ void check(dnnl_status_t status) {
 }  // namespace
 
 bool uses_own_kernel(const GemmShape& s) {
-  const auto* kernel = product_kernel(s.a);
+  const auto* kernel = matmul_kernel(s.a);
   if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1)
     return false;
   if (kernel->only_small) return is_small(s) && has_unit_strides(s);
@@ -166,10 +166,10 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
   known = gemm;
   return gemm;
 }
-std::int64_t scratch_bytes(const Gemm& gemm, const ProductTaps& taps) {
+std::int64_t scratch_bytes(const Gemm& gemm, const MatmulTaps& taps) {
   const GemmShape& s = gemm.shape;
   if (s.own_kernel)
-    return product_kernel(s.a)->scratch_bytes(product_of(s, nullptr, nullptr, nullptr, {}, taps));
+    return matmul_kernel(s.a)->scratch_bytes(matmul_of(s, nullptr, nullptr, nullptr, {}, taps));
   return static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
@@ -198,10 +198,10 @@ void GemmCall::run(const void* a, const void* b, void* out, void* scratch, const
     const auto *first_a = static_cast<const std::byte*>(a),
                *first_b = static_cast<const std::byte*>(b);
     for (std::int64_t g = 0; g < s.g; ++g)
-      product_kernel(s.a)->run(
-          product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
-                     at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out),
-                     options.block_mask, options.taps),
+      matmul_kernel(s.a)->run(
+          matmul_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
+                    at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out),
+                    options.block_mask, options.taps),
           scratch);
     return;
   }

@@ -31,9 +31,9 @@ class Gemm;  // a prepared matmul, shared by all steps of the same shape
 bool uses_own_kernel(const GemmShape&);
 // Returns null if there is no fast implementation.
 std::shared_ptr<const Gemm> find_gemm(const GemmShape&);
-// taps: terms that a kernel of this backend sums (ProductTap); none for one matmul
-using ProductTaps = std::vector<ProductTap>;
-std::int64_t scratch_bytes(const Gemm&, const ProductTaps& taps = {});
+// taps: terms that a kernel of this backend sums (MatmulTap); none for one matmul
+using MatmulTaps = std::vector<MatmulTap>;
+std::int64_t scratch_bytes(const Gemm&, const MatmulTaps& taps = {});
 
 // The state that one worker needs to run a Gemm: oneDNN objects that hold pointers.
 class GemmCall {
@@ -44,7 +44,7 @@ class GemmCall {
   // Arguments that only kernels of this backend use.
   struct Options {
     const KernelBlockMask& block_mask;
-    const ProductTaps& taps;
+    const MatmulTaps& taps;
   };
   void run(const void* a, const void* b, void* out, void* scratch, const Options&);
 

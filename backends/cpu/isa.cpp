@@ -73,7 +73,7 @@ namespace {
 // Returns the kernel for bf16. With AMX, this is a kernel for small matmuls, because oneDNN is
 // faster for large ones. Otherwise it uses the bf16 instructions of AVX-512, or computes in f32,
 // which is 4x faster than oneDNN.
-const ProductKernel* product_of_16_bits() {
+const MatmulKernel* matmul_of_16_bits() {
 #if defined(HALIAX_AMX)
   const bool has_amx = [] {
     constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;  // bits of cpuid leaf 7, edx
@@ -91,14 +91,14 @@ const ProductKernel* product_of_16_bits() {
   if (__builtin_cpu_supports("avx512bf16") && std::string_view(kernels().name) == "avx512")
     return &bf16::kernel();
 #endif
-  return kernels().product;
+  return kernels().matmul;
 }
 
 }  // namespace
 
-const ProductKernel* product_kernel(DType type) {
-  static const ProductKernel* const narrow = product_of_16_bits();
-  return type == DType::f32 ? kernels().product : type == DType::bf16 ? narrow : nullptr;
+const MatmulKernel* matmul_kernel(DType type) {
+  static const MatmulKernel* const narrow = matmul_of_16_bits();
+  return type == DType::f32 ? kernels().matmul : type == DType::bf16 ? narrow : nullptr;
 }
 
 }  // namespace haliax::cpu

@@ -153,12 +153,12 @@ struct KernelBlockMask {
   bool zero = false;
 };
 // A term of a sum of matmuls: offsets of its operands, in elements.
-struct ProductTap {
+struct MatmulTap {
   std::int64_t a, b;
 };
 // A matmul: c[m, n] = or += a[m, k] b[k, n]. Strides are in elements; the stride of c along n is 1.
 // Both operands are f32 or both are bf16. The result has their dtype or f32.
-struct Product {
+struct Matmul {
   std::int64_t m, n, k;
   DType type;  // dtype of a and b
   const void* a;
@@ -171,12 +171,12 @@ struct Product {
   bool accumulate;
   KernelBlockMask block_mask = {};  // a kernel may ignore it and compute all blocks
   // Computes the sum of the matmuls at these offsets, if it is not null.
-  const ProductTap* taps = nullptr;
+  const MatmulTap* taps = nullptr;
   std::int64_t tap_count = 0;
 };
-struct ProductKernel {
-  void (*run)(const Product&, void* scratch);  // scratch is aligned to 64 bytes
-  std::int64_t (*scratch_bytes)(const Product&);
+struct MatmulKernel {
+  void (*run)(const Matmul&, void* scratch);  // scratch is aligned to 64 bytes
+  std::int64_t (*scratch_bytes)(const Matmul&);
   // the kernel packs all rows of a at once, requires unit strides, and ignores `block_mask`
   bool only_small = false;
   bool sums_taps = false;  // the kernel supports `taps`
@@ -185,7 +185,7 @@ struct ProductKernel {
 // A vector-matrix product: y[n] += sum over k of x[k] w[k, n]. w is f32 or bf16. The rows of w run
 // along n for each k, or along k for each n (`rows_are_n`). Rows are dense, with a distance of
 // `pitch` elements.
-struct VectorProduct {
+struct Gemv {
   std::int64_t n, k;
   const float* x;
   const void* w;
@@ -294,8 +294,8 @@ struct Kernels {
                 std::int64_t column, std::int64_t rows, std::int64_t columns);
   void (*narrow)(float* to, std::int64_t row, std::int64_t column, const double* from,
                  std::int64_t pitch, std::int64_t rows, std::int64_t columns);
-  const ProductKernel* product;  // null where oneDNN is as fast
-  void (*vector_product)(const VectorProduct&);
+  const MatmulKernel* matmul;  // null where oneDNN is as fast
+  void (*gemv)(const Gemv&);
   void (*running_sums)(const RunningSums&);
   void (*stencil)(const Stencil&);
   void (*correlation)(const Correlation&);
@@ -309,13 +309,13 @@ const Kernels& kernels();
 const Kernels* kernels_of(std::string_view isa);
 
 // Returns the best kernel of this backend for operands of a dtype, or null where oneDNN is faster.
-const ProductKernel* product_kernel(DType);
+const MatmulKernel* matmul_kernel(DType);
 
 namespace amx {
-const ProductKernel& kernel();
+const MatmulKernel& kernel();
 }
 namespace bf16 {
-const ProductKernel& kernel();
+const MatmulKernel& kernel();
 }
 namespace baseline {
 const Kernels& table();

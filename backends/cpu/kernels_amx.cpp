@@ -50,9 +50,9 @@ void read_pairs(__m512i (&to)[16], const Half* from, std::int64_t pitch, __mmask
   }
 }
 
-const Half* left_of(const Product& p) { return static_cast<const Half*>(p.a); }
+const Half* left_of(const Matmul& p) { return static_cast<const Half*>(p.a); }
 // Packs tiles of a, one per 32 values of k, with rows of 32 elements. Zeros beyond `rows` and k.
-void pack_left(Half* to, const Product& p, std::int64_t row) {
+void pack_left(Half* to, const Matmul& p, std::int64_t row) {
   const auto rows = std::min(kRows, p.m - row);
   for (std::int64_t k = 0; k < p.k; k += kDepth, to += kTile) {
     const Half* from = left_of(p) + row * p.a_m + k * p.a_k;
@@ -67,7 +67,7 @@ void pack_left(Half* to, const Product& p, std::int64_t row) {
   }
 }
 // Packs tiles of b: 16 lines of pairs (b[k, n], b[k + 1, n]) for 16 values of n.
-void pack_right(Half* to, const Product& p, std::int64_t column) {
+void pack_right(Half* to, const Matmul& p, std::int64_t column) {
   const auto columns = std::min(kRows, p.n - column);
   for (std::int64_t k = 0; k < p.k; k += kDepth, to += kTile) {
     const Half* from = static_cast<const Half*>(p.b) + column * p.b_n + k * p.b_k;
@@ -147,18 +147,18 @@ __m256i rounded(__m512 x) {
 struct Part {
   std::int64_t row, rows, column, columns;
   // Calls f(offset in c, offset in rows of 32 sums, mask) for each 16 elements of a row.
-  template <class F> void each(const Product& p, const F& f) const {
+  template <class F> void each(const Matmul& p, const F& f) const {
     for (std::int64_t r = 0; r < rows; ++r)
       for (std::int64_t j = 0; j < columns; j += kRows)
         f((row + r) * p.c_m + column + j, r * 2 * kRows + j, first_of(columns - j));
   }
 };
-void read_sums(const Product& p, float* sums, const Part& part) {
+void read_sums(const Matmul& p, float* sums, const Part& part) {
   part.each(p, [&](std::int64_t place, std::int64_t at, __mmask16 mask) {
     _mm512_storeu_ps(sums + at, read_wide(p.c, place, p.out, mask));
   });
 }
-void write_sums(const Product& p, const float* sums, const Part& part) {
+void write_sums(const Matmul& p, const float* sums, const Part& part) {
   part.each(p, [&](std::int64_t place, std::int64_t at, __mmask16 mask) {
     const auto x = _mm512_loadu_ps(sums + at);
     if (p.out == DType::f32)
@@ -172,15 +172,15 @@ std::int64_t packed(std::int64_t n, std::int64_t k) {
   return tiles(n, kRows) * tiles(k, kDepth) * kTile;
 }
 // Returns true if a full tile of rows is contiguous along k and is read in place.
-bool in_place(const Product& p, std::int64_t row) {
+bool in_place(const Matmul& p, std::int64_t row) {
   return p.a_k == 1 && p.k % kDepth == 0 && p.m - row >= kRows;
 }
 
-std::int64_t scratch_bytes(const Product& p) {
+std::int64_t scratch_bytes(const Matmul& p) {
   return (packed(p.m, p.k) + packed(p.n, p.k)) * 2 + 4 * kSums * 4;
 }
 
-void product(const Product& p, void* scratch) {
+void matmul(const Matmul& p, void* scratch) {
   static constexpr TileConfig config;
   Half* left = static_cast<Half*>(scratch);
   Half* right = left + packed(p.m, p.k);
@@ -220,8 +220,8 @@ void product(const Product& p, void* scratch) {
 
 }  // namespace
 
-const ProductKernel& kernel() {
-  static constexpr ProductKernel all{product, scratch_bytes, true};
+const MatmulKernel& kernel() {
+  static constexpr MatmulKernel all{matmul, scratch_bytes, true};
   return all;
 }
 

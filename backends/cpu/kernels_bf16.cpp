@@ -2,7 +2,7 @@
 // 16 pairs of neighbors along k and adds both results to 16 sums in f32. Only `kernel` has
 // external linkage (see kernels_isa.cpp).
 //
-// As in kernels_product.inc, a block of b is packed into panels, which tiles of rows of a read in
+// As in kernels_matmul.inc, a block of b is packed into panels, which tiles of rows of a read in
 // order. An element is summed in the order of the taps and of k, in parts that depend on k only, so
 // results are bitwise independent of how m and n are split.
 #pragma GCC diagnostic push
@@ -79,7 +79,7 @@ struct Operands {
   const Word* b;
   std::int64_t b_pair;
   std::int64_t pairs;
-  const ProductTap* terms;  // offsets in elements of a and in pairs of b
+  const MatmulTap* terms;  // offsets in elements of a and in pairs of b
   std::int64_t term_count;
 };
 // c[R, N vectors] = or += the sum over the terms of a[R, k] b[k, N vectors].
@@ -221,7 +221,7 @@ void pack_left(Word* to, const Half* from, std::int64_t rows, std::int64_t a_m, 
 }
 
 // ---- blocks ----
-constexpr ProductTap kNoOffset{0, 0};
+constexpr MatmulTap kNoOffset{0, 0};
 // The sizes of the blocks of a matmul, and its parts: ranges of k, for each tap if the taps do not
 // share a block of b.
 struct Blocks {
@@ -230,9 +230,9 @@ struct Blocks {
   bool shares;                        // taps read a shared block of b, with their offset in columns
   std::int64_t depth, width, height;
   std::int64_t row_pairs, left, right, sums = 0;  // elements of packed operands and of sums
-  explicit Blocks(const Product& p) : taps(p.taps ? p.tap_count : 1) {
+  explicit Blocks(const Matmul& p) : taps(p.taps ? p.tap_count : 1) {
     if (p.taps) {
-      const auto by_b = [](const ProductTap& x, const ProductTap& y) { return x.b < y.b; };
+      const auto by_b = [](const MatmulTap& x, const MatmulTap& y) { return x.b < y.b; };
       const auto [low, high] = std::minmax_element(p.taps, p.taps + taps, by_b);
       first = low->b;
       reach = high->b - low->b;
@@ -251,13 +251,13 @@ struct Blocks {
     height = even_part(p.m, std::max(kHeight, kSums / width / kHeight * kHeight), kHeight);
     sums = height * width;
   }
-  std::int64_t parts(const Product& p) const { return ceil_div(p.k, depth) * (shares ? 1 : taps); }
-  static bool packs_left(const Product& p) { return p.a_k != 1 || p.k % 2 != 0; }
+  std::int64_t parts(const Matmul& p) const { return ceil_div(p.k, depth) * (shares ? 1 : taps); }
+  static bool packs_left(const Matmul& p) { return p.a_k != 1 || p.k % 2 != 0; }
 };
 
-class BlockProduct {
+class BlockMatmul {
  public:
-  BlockProduct(const Product& p, const Blocks& size, void* scratch)
+  BlockMatmul(const Matmul& p, const Blocks& size, void* scratch)
       : p_(p), size_(size), right_(static_cast<Word*>(scratch)), left_(right_ + size.right),
         sums_(reinterpret_cast<float*>(left_ + size.left)), packs_left_(Blocks::packs_left(p)) {}
   // Computes the columns from j on of the rows from i on.
@@ -281,7 +281,7 @@ class BlockProduct {
   }
 
  private:
-  const Half* left_at(std::int64_t row, const ProductTap& tap) const {
+  const Half* left_at(std::int64_t row, const MatmulTap& tap) const {
     return static_cast<const Half*>(p_.a) + tap.a + (i_ + row) * p_.a_m + k0_ * p_.a_k;
   }
   void pack_block() {
@@ -373,36 +373,36 @@ class BlockProduct {
       _mm256_mask_storeu_epi16(static_cast<Half*>(p_.c) + to, mask, (__m256i)_mm512_cvtneps_pbh(x));
   }
 
-  const Product& p_;
+  const Matmul& p_;
   const Blocks& size_;
   Word *const right_, *const left_;
   float* const sums_;
   const bool packs_left_;
   std::int64_t i_ = 0, j_ = 0, rows_ = 0, columns_ = 0;  // the block
   std::int64_t k0_ = 0, k_ = 0, pairs_ = 0;              // the part
-  ProductTap tap_ = kNoOffset;
+  MatmulTap tap_ = kNoOffset;
   bool first_ = true, last_ = true;
   std::int64_t panels_ = 0, first_of_panel_[kPanels + 1];
-  ProductTap terms_[kMostTaps];
+  MatmulTap terms_[kMostTaps];
   std::int64_t term_count_ = 1;
   RowsAhead ahead_;
 };
 
-std::int64_t scratch_bytes(const Product& p) {
+std::int64_t scratch_bytes(const Matmul& p) {
   const Blocks size(p);
   return (size.right + size.left + size.sums) * 4;
 }
-void product(const Product& p, void* scratch) {
+void matmul(const Matmul& p, void* scratch) {
   const Blocks size(p);
-  BlockProduct block(p, size, scratch);
+  BlockMatmul block(p, size, scratch);
   for (std::int64_t j = 0; j < p.n; j += size.width)
     for (std::int64_t i = 0; i < p.m; i += size.height) block.run(i, j);
 }
 
 }  // namespace
 
-const ProductKernel& kernel() {
-  static constexpr ProductKernel all{product, scratch_bytes, false, true};
+const MatmulKernel& kernel() {
+  static constexpr MatmulKernel all{matmul, scratch_bytes, false, true};
   return all;
 }
 

@@ -43,9 +43,9 @@ using program::Code;
 #include "kernels_sort.inc"
 
 #if defined(__AVX2__)
-#include "kernels_product.inc"
+#include "kernels_matmul.inc"
 #else  // oneDNN is as fast
-constexpr const ProductKernel* product_or_none = nullptr;
+constexpr const MatmulKernel* matmul_or_none = nullptr;
 #endif
 
 constexpr const char* name_of_isa =
@@ -60,12 +60,15 @@ constexpr const char* name_of_isa =
 }  // namespace
 
 const Kernels& table() {
-  static constexpr Kernels kernels{
-      name_of_isa, find_map,        find_of_registers, exp_difference, find_cast,       find_wrap,
-      count_rows,  find_load,       find_store,        find_load_rows, find_store_rows, copy_rows,
-      add_ids,     gather_values,   words_or_none,     find_reduction, multiply_lane,   widen,
-      narrow,      product_or_none, vector_product,    running_sums,   stencil,         correlation,
-      sort_block};
+  static constexpr Kernels kernels{name_of_isa,    find_map,        find_of_registers,
+                                   exp_difference, find_cast,       find_wrap,
+                                   count_rows,     find_load,       find_store,
+                                   find_load_rows, find_store_rows, copy_rows,
+                                   add_ids,        gather_values,   words_or_none,
+                                   find_reduction, multiply_lane,   widen,
+                                   narrow,         matmul_or_none,  gemv,
+                                   running_sums,   stencil,         correlation,
+                                   sort_block};
   return kernels;
 }
 

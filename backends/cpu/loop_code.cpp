@@ -86,9 +86,9 @@ class StepsCode final : public StepsFunction, NestCode {
         }
         break;
       case Kind::contract:
-        if (auto product = product_nest_of(step.contract)) {
+        if (auto matmul = matmul_nest_of(step.contract)) {
           ++small_steps_;
-          return emit_product(*product);
+          return emit_matmul(*matmul);
         }
         break;
       case Kind::loop:

@@ -15,7 +15,7 @@ using program::Fused;
 using program::Instr;
 
 // limits of a step: below them, a step is faster on one thread than on several
-constexpr std::int64_t most_work = 1 << 17, most_products = 32 * 1024;
+constexpr std::int64_t most_work = 1 << 17, most_multiplications = 32 * 1024;
 constexpr std::int64_t lanes = 16;
 constexpr std::int64_t most_stride = (1 << 30) / lanes;  // offsets of lanes have 32 bits
 // costs in registers
@@ -210,19 +210,19 @@ std::optional<Nest> nest_of(const program::Step& step, const Context& context, b
   return nest;
 }
 
-std::optional<ProductNest> product_nest_of(const program::Contract& c) {
+std::optional<MatmulNest> matmul_nest_of(const program::Contract& c) {
   if (c.a.dtype != DType::f32 || c.b.dtype != DType::f32 || c.out.dtype != DType::f32 ||
       c.block_mask.flags.slot >= 0)
     return {};
   auto s = program::dims_of(c);
   const std::int64_t total =
       program::points(s.batch) * program::points(s.m) * program::points(s.n) * program::points(s.k);
-  if (total == 0 || total > most_products) return {};
+  if (total == 0 || total > most_multiplications) return {};
   s.normalize();
-  std::optional<ProductNest> best;
+  std::optional<MatmulNest> best;
   std::int64_t least = -1;
   auto consider = [&](bool swapped, bool along_k, std::size_t d) {
-    ProductNest p;
+    MatmulNest p;
     p.accumulate = c.accumulate;
     p.a = {swapped ? c.b : c.a};
     p.b = {swapped ? c.a : c.b};

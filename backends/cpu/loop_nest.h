@@ -46,12 +46,12 @@ Kernel kernel_of(const std::vector<program::Instr>&, const program::Instr&);
 // A small matmul: out (batch, m, n) = a (batch, m, k) x b (batch, k, n). The lanes are positions
 // along n or k. If they are along n, `row` is a dim of m: several rows share registers
 // of b.
-struct ProductNest {
+struct MatmulNest {
   Dims dims;  // outer dims: all but k; then the k dims
   int outer = 0, vector = 0, row = -1;
   NestAccess a, b, out;  // a has stride 0 along a vector dim of n
   bool accumulate = false;
 };
-std::optional<ProductNest> product_nest_of(const program::Contract&);
+std::optional<MatmulNest> matmul_nest_of(const program::Contract&);
 
 }  // namespace haliax::cpu

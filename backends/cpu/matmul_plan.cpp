@@ -171,7 +171,7 @@ double time_of(const program::MatrixProducts& p) {
 // kernel of this backend reads the windows in place, or from a copy if that is faster.
 std::optional<program::MatrixProducts> window_matrices(const Contract& c, MatmulPlan& p,
                                                        bool unsplit_k) {
-  const auto* kernel = product_kernel(c.a.dtype);
+  const auto* kernel = matmul_kernel(c.a.dtype);
   if (!kernel || kernel->only_small || !program::reads_windows(c)) return {};
   if (kernel->sums_taps) unsplit_k = false;
   std::optional<program::MatrixProducts> best;
@@ -212,7 +212,7 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   if (!choice) return nullptr;
   p->choice = *choice;
   if (uses_own_kernel(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
-    p->kernel = product_kernel(c.a.dtype);
+    p->kernel = matmul_kernel(c.a.dtype);
   if (p->kernel && p->kernel->sums_taps) sum_in_kernel(*p);
   choose_blocks(*p);
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,

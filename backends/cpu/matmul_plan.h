@@ -17,12 +17,12 @@ constexpr std::int64_t round_up(std::int64_t x, std::int64_t unit) {
 }
 
 struct MatmulPlan {
-  const ProductKernel* kernel = nullptr;  // kernel of this backend; null: oneDNN
+  const MatmulKernel* kernel = nullptr;  // kernel of this backend; null: oneDNN
   program::MatrixProducts choice;
   std::int64_t group = 1, outer_points = 1, k_points = 1;
   std::int64_t m_block = 1, n_block = 1, m_blocks = 1, n_blocks = 1, groups = 1;
   program::MatrixDim group_dim;  // the batch dim within a primitive (stride 0 if group == 1)
-  std::vector<ProductTap> taps;  // the positions of k_outer, if one matmul of the kernel sums them
+  std::vector<MatmulTap> taps;   // the positions of k_outer, if one matmul of the kernel sums them
   // Blocks at the end of m (or of the group) and of n may be smaller, and have matmuls of their
   // own.
   static constexpr int edges = 4;

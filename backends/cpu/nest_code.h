@@ -25,7 +25,7 @@ class NestCode : public VectorOps {
                        vectors_at = masks_at + 16, stack_bytes = vectors_at + 64 * 37;
 
   void emit_nest(const Nest&);
-  void emit_product(const ProductNest&);
+  void emit_matmul(const MatmulNest&);
   // Sets a register to the offset that the terms of a view add, in units of `unit` bytes, plus its
   // own value.
   void add_terms(const Xbyak::Reg64& to, const std::vector<program::Term>&, std::int64_t unit);
@@ -125,17 +125,17 @@ class NestCode : public VectorOps {
 
   // ---- matmuls: nest_sums.cpp ----
   // Registers of the result: the last column has `rest` elements, if it is not full.
-  struct ProductBlock {
+  struct ResultBlock {
     int rows, columns;
     std::int64_t rest;
     bool is_part(int column) const { return rest > 0 && column == columns - 1; }
   };
   void each_block(std::size_t dim, std::int64_t count, std::int64_t width, int most,
                   const std::function<void(int, bool)>& f);
-  void each_product(int first, const std::function<void()>& f);
-  void emit_block(const ProductNest&, const ProductBlock&);
-  void add_products(const ProductBlock&, std::span<const WideSum>);
-  void emit_dot(const ProductNest&);
+  void each_term(int first, const std::function<void()>& f);
+  void emit_block(const MatmulNest&, const ResultBlock&);
+  void add_products(const ResultBlock&, std::span<const WideSum>);
+  void emit_dot(const MatmulNest&);
   // A register of memory, converted to f64.
   struct Widened {
     Temporary low, high;

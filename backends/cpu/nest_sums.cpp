@@ -151,7 +151,7 @@ void NestCode::combine_lanes(const Accumulator& sum) {
 
 // ---- matmuls: products and sums in f64, rounded once, as those that are called ----
 
-void NestCode::emit_product(const ProductNest& p) {
+void NestCode::emit_matmul(const MatmulNest& p) {
   begin(p.dims, p.vector);
   row_ = p.row;
   start_cursors({&p.a, &p.b, &p.out});
@@ -188,7 +188,7 @@ Xbyak::Address NestCode::block_address(int cursor, int row, int column) {
   const std::int64_t rows = row_ < 0 ? 0 : c.access->strides[std::size_t(row_)] * row * c.unit;
   return ptr[cursor_register(cursor) + std::size_t(c.offset + rows + 4 * lanes() * column)];
 }
-void NestCode::emit_block(const ProductNest& p, const ProductBlock& block) {
+void NestCode::emit_block(const MatmulNest& p, const ResultBlock& block) {
   set_rest(block.rest);
   rest_ = false;
   // in a small block, several sums hide the latency of an addition
@@ -196,7 +196,7 @@ void NestCode::emit_block(const ProductNest& p, const ProductBlock& block) {
   std::vector<WideSum> sums;
   for (int k = 0; k < sets * size; ++k) sums.push_back(zero_sum());
   int set = 0;
-  each_product(p.outer, [&] {
+  each_term(p.outer, [&] {
     add_products(block, std::span(sums).subspan(std::size_t(set * size), std::size_t(size)));
     set = (set + 1) % sets;
   });
@@ -221,7 +221,7 @@ void NestCode::emit_block(const ProductNest& p, const ProductBlock& block) {
     }
 }
 // Adds a * b at one position of k.
-void NestCode::add_products(const ProductBlock& block, std::span<const WideSum> sums) {
+void NestCode::add_products(const ResultBlock& block, std::span<const WideSum> sums) {
   std::vector<std::unique_ptr<Widened>> b;
   for (int c = 0; c < block.columns && block.rows > 1; ++c)
     b.push_back(std::make_unique<Widened>(*this, block_address(1, 0, c), block.is_part(c)));
@@ -260,7 +260,7 @@ NestCode::Widened::Widened(NestCode& code, const Address& from, bool is_part)
 }
 // Runs f at each position of the dims that are summed, several positions of the last one per
 // iteration.
-void NestCode::each_product(int first, const std::function<void()>& f) {
+void NestCode::each_term(int first, const std::function<void()>& f) {
   const int last = int(dims_.size()) - 1;
   if (first > last) return f();
   each_position(first, last, [&] {
@@ -279,7 +279,7 @@ void NestCode::each_product(int first, const std::function<void()>& f) {
   });
 }
 // Computes one element of the result, with the lanes along k.
-void NestCode::emit_dot(const ProductNest& p) {
+void NestCode::emit_dot(const MatmulNest& p) {
   const WideSum sum = zero_sum();
   each_position(p.outer, int(dims_.size()), [&] {
     each_register([&] {

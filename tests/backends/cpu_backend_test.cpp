@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/gemv.h"
 #include "backends/cpu/scatter_updates.h"
-#include "backends/cpu/vector_product.h"
 #include "haliax/error.h"
 #include "support/allocations.h"
 #include "support/product.h"
@@ -240,7 +240,7 @@ TEST_CASE(
     random_contract(c, s.batch, swapped ? s.n : Dims{1}, swapped ? Dims{} : s.n, s.k, a, out,
                     c.random.below(3) == 0, seed % 4 != 0, b);
     INFO("seed ", seed);
-    fast += cpu::vector_product_scratch(c.program.steps[0]).has_value();
+    fast += cpu::gemv_scratch(c.program.steps[0]).has_value();
     const auto got = c.run(*cpu::make_cpu_device())[0];
     const auto expected =
         testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);

@@ -5,9 +5,9 @@
 #include <optional>
 
 #include "base/thread_pool.h"
+#include "gemv.h"
 #include "kernels.h"
 #include "program/matrices.h"
-#include "vector_product.h"
 #include "workspace.h"
 
 namespace haliax::cpu {
@@ -20,7 +20,7 @@ using program::MatrixDims;
 using program::offset_at;
 using program::points;
 
-struct VectorPlan {
+struct GemvPlan {
   bool swapped = false;  // the matrix is operand a of the contraction
   MatrixDim n, k;  // dims of the matrix; `a`: strides of the vector x, `b`: strides of the matrix w
   MatrixDims outer;         // one vector-matrix product per element
@@ -37,9 +37,9 @@ std::int64_t parts_of(std::int64_t n, std::int64_t block) { return (n + block - 
 
 bool is_read(DType type) { return type == DType::f32 || type == DType::bf16; }
 
-std::optional<VectorPlan> plan_vector(const Contract& c) {
+std::optional<GemvPlan> plan_gemv(const Contract& c) {
   auto s = program::dims_of(c);
-  VectorPlan p;
+  GemvPlan p;
   p.swapped = points(s.n) == 1;
   if (p.swapped) s.swap_operands();
   if (points(s.m) != 1 || points(s.n) < 8 || points(s.k) < 8) return {};
@@ -80,9 +80,9 @@ std::optional<VectorPlan> plan_vector(const Contract& c) {
   return p;
 }
 
-class VectorProductStep final : public CompiledStep {
+class GemvStep final : public CompiledStep {
  public:
-  VectorProductStep(const program::Step& step, const Context& context, VectorPlan plan)
+  GemvStep(const program::Step& step, const Context& context, GemvPlan plan)
       : plan_(std::move(plan)), x_(plan_.swapped ? step.contract.b : step.contract.a),
         w_(plan_.swapped ? step.contract.a : step.contract.b), out_(step.contract.out),
         x_type_(plan_.swapped ? step.contract.b.dtype : step.contract.a.dtype),
@@ -186,8 +186,8 @@ class VectorProductStep final : public CompiledStep {
     const bool is_aligned = x_type_ == DType::f32 && p.k.a == 1;
     auto* dense = reinterpret_cast<float*>(workspace()) + widest;
     if (!is_aligned) kernels().load(x_type_)(dense, x, p.k.a, depth);
-    kernels().vector_product({n, depth, is_aligned ? reinterpret_cast<const float*>(x) : dense, w,
-                              p.rows_are_n ? p.n.b : p.k.b, w_type_, p.rows_are_n, y});
+    kernels().gemv({n, depth, is_aligned ? reinterpret_cast<const float*>(x) : dense, w,
+                    p.rows_are_n ? p.n.b : p.k.b, w_type_, p.rows_are_n, y});
   }
   void store(std::byte* out, std::int64_t point, std::int64_t n, std::int64_t count,
              float* sums) const {
@@ -202,7 +202,7 @@ class VectorProductStep final : public CompiledStep {
     kernels().store(out_type_)(to, sums, p.n.out, count);
   }
 
-  VectorPlan plan_;
+  GemvPlan plan_;
   Place x_, w_, out_;
   DType x_type_, w_type_, out_type_;
   const Contract& contract_;
@@ -216,13 +216,12 @@ static_assert((widest + most_x) * 4 <= workspace_bytes);
 
 }  // namespace
 
-std::unique_ptr<CompiledStep> make_vector_product(const program::Step& step,
-                                                  const Context& context) {
-  auto plan = plan_vector(step.contract);
-  return plan ? std::make_unique<VectorProductStep>(step, context, *plan) : nullptr;
+std::unique_ptr<CompiledStep> make_gemv(const program::Step& step, const Context& context) {
+  auto plan = plan_gemv(step.contract);
+  return plan ? std::make_unique<GemvStep>(step, context, *plan) : nullptr;
 }
-std::optional<std::int64_t> vector_product_scratch(const program::Step& step) {
-  auto plan = plan_vector(step.contract);
+std::optional<std::int64_t> gemv_scratch(const program::Step& step) {
+  auto plan = plan_gemv(step.contract);
   return plan ? std::optional(plan->partial_floats() * 4) : std::nullopt;
 }
 
