@@ -28,8 +28,8 @@ std::int64_t inner_points(const Fused& fused, int outer) {
 void fold_empty_reductions(Fused& fused) {
   for (auto& in : fused.code) {
     const bool max = in.code == Code::reduce_max;
-    const bool narrow = in.dtype == DType::i8 || in.dtype == DType::i16;
-    if (!narrow || !(max || in.code == Code::reduce_min)) continue;
+    const bool is_small_int = in.dtype == DType::i8 || in.dtype == DType::i16;
+    if (!is_small_int || !(max || in.code == Code::reduce_min)) continue;
     const auto least = scalar::lowest(in.dtype).integer;
     in = {.code = Code::constant,
           .dtype = in.dtype,

@@ -26,10 +26,10 @@ class Pass {
         each_read(plan_, op, [&](int v) { ++uses_[std::size_t(v)]; });
         // A splat equals its scalar operand.
         if (op.kind == Op::splat) same_[std::size_t(op.out)] = op.in[0];
-        const bool is_half =
+        const bool is_bf16 =
             op.access >= 0 && plan_.accesses[std::size_t(op.access)].dtype == DType::bf16;
-        if (is_half && op.kind == Op::load) halves_.insert(op.out);
-        if (is_half && op.kind == Op::store) halves_.insert(op.in[0]);
+        if (is_bf16 && op.kind == Op::load) bf16_values_.insert(op.out);
+        if (is_bf16 && op.kind == Op::store) bf16_values_.insert(op.in[0]);
         if (op.kind == Op::store && plan_.accesses[std::size_t(op.access)].non_temporal)
           non_temporal_.insert(op.in[0]);
       }
@@ -164,14 +164,14 @@ class Pass {
   }
   // Returns true if the op reads or writes an array of bf16, which code reads and writes directly
   // in memory (assemble_bf16).
-  bool has_halves(const Op& op) const {
+  bool touches_bf16(const Op& op) const {
     return can_assemble_bf16() &&
-           (halves_.count(op.out) ||
-            std::any_of(op.in, op.in + 4, [&](int v) { return v >= 0 && halves_.count(v); }));
+           (bf16_values_.count(op.out) ||
+            std::any_of(op.in, op.in + 4, [&](int v) { return v >= 0 && bf16_values_.count(v); }));
   }
   // Returns true if a kernel serves as well as assembled code.
   bool stays_alone(const std::vector<Op>& open) const {
-    return open.size() == 1 && !has_halves(open[0]) && !non_temporal_.count(open[0].out);
+    return open.size() == 1 && !touches_bf16(open[0]) && !non_temporal_.count(open[0].out);
   }
   // Replaces the group by one op, or by several if the registers do not suffice.
   void close(const std::vector<Op>& open, Tape& out) {
@@ -211,7 +211,7 @@ class Pass {
   FusedPlan& plan_;
   std::vector<int> uses_;       // number of ops that read a value
   std::vector<int> same_;       // the scalar that a splat repeats, else the value itself
-  std::set<int> halves_;        // values that arrays of bf16 hold
+  std::set<int> bf16_values_;   // values that arrays of bf16 hold
   std::set<int> non_temporal_;  // values of non-temporal stores
 };
 
@@ -227,16 +227,16 @@ void mark_bf16(FusedPlan& plan) {
   };
   each_op([&](const Op& op) {
     if (op.kind == Op::load)
-      value(op.out).narrow = plan.accesses[std::size_t(op.access)].dtype == DType::bf16;
+      value(op.out).may_be_bf16 = plan.accesses[std::size_t(op.access)].dtype == DType::bf16;
   });
   each_op([&](const Op& op) {
     if (op.kind != Op::assembled)
       for (int v : op.in)
-        if (v >= 0) value(v).narrow = false;
+        if (v >= 0) value(v).may_be_bf16 = false;
   });
   for (auto& ops : plan.assembled)
     for (auto& in : ops.in)
-      if (!is_array(in)) value(in.value).narrow = false;
+      if (!is_array(in)) value(in.value).may_be_bf16 = false;
 }
 // Returns the code of ops that read and write bf16 where a value may be bf16 in memory. None: no
 // value may.
@@ -244,12 +244,12 @@ std::optional<PointCode> with_bf16(const FusedPlan& plan, AssembledOps& ops) {
   PointCode code = ops.point;
   bool any = false;
   for (std::size_t k = 0; k < ops.in.size(); ++k)
-    if (plan.values[std::size_t(ops.in[k].value)].narrow) {
-      any = ops.in[k].narrow = true;
+    if (plan.values[std::size_t(ops.in[k].value)].may_be_bf16) {
+      any = ops.in[k].may_be_bf16 = true;
       code.inputs[k] = PointCode::Input::bf16;
     }
   for (std::size_t k = 0; k < ops.out.size(); ++k)
-    if (ops.out[k].narrow) any = code.outputs[k].bf16 = true;
+    if (ops.out[k].bf16) any = code.outputs[k].bf16 = true;
   return any ? std::optional(code) : std::nullopt;
 }
 AssembledCode with_non_temporal_stores(const AssembledOps& ops, PointCode code) {

@@ -20,15 +20,15 @@ using Xbyak::Reg64;
 class Assembler : VectorOps {
  public:
   // a tanh or an exp has about 900 bytes, and is emitted up to four times
-  Assembler(const PointCode& code, bool wide)
-      : VectorOps((wide ? 1 : 3) * (4096 + 1024 * code.ops.size()), wide), code_(code) {
+  Assembler(const PointCode& code, bool avx512)
+      : VectorOps((avx512 ? 1 : 3) * (4096 + 1024 * code.ops.size()), avx512), code_(code) {
     count_uses();
     save();
     body(false);
     body(true);
     restore();
     write_literals();
-    for (int half = 0; half < (wide_ ? 0 : 2); ++half) {
+    for (int half = 0; half < (avx512_ ? 0 : 2); ++half) {
       L(lane_bits_[half]);
       for (int lane = 0; lane < 8; ++lane) dd(1u << (8 * half + lane));
     }
@@ -77,7 +77,7 @@ class Assembler : VectorOps {
     if (rest) {
       cmp(qword[rdi + offsetof(AssembledCall, rest)], 0);
       je(done, T_NEAR);
-      if (wide_) kmovw(Opmask(rest_mask), word[rdi + offsetof(AssembledCall, rest)]);
+      if (avx512_) kmovw(Opmask(rest_mask), word[rdi + offsetof(AssembledCall, rest)]);
     } else {
       cmp(rcx, qword[rdi + offsetof(AssembledCall, points)]);
       jae(done, T_NEAR);
@@ -85,7 +85,7 @@ class Assembler : VectorOps {
     L(loop_start);
     if (!rest) fetch();
     rest_ = rest;
-    for (half_ = 0; half_ < (wide_ ? 1 : 2); ++half_) points();
+    for (half_ = 0; half_ < (avx512_ ? 1 : 2); ++half_) points();
     if (!rest) {
       add(rcx, 16);
       cmp(rcx, qword[rdi + offsetof(AssembledCall, points)]);
@@ -110,7 +110,7 @@ class Assembler : VectorOps {
   void points() {
     left_ = uses_;
     free_all();
-    if (rest_ && !wide_) {
+    if (rest_ && !avx512_) {
       free_.reset(rest_lanes);
       const Vector lanes = reg(rest_lanes);
       vpbroadcastd(lanes, dword[rdi + offsetof(AssembledCall, rest)]);
@@ -135,9 +135,9 @@ class Assembler : VectorOps {
         vpmovdw(bf16, upper.z);
         vmovntdq(ptr[array_register(k) + rcx * 2], bf16);
       } else if (out.bf16) {
-        Temporary half(*this);
-        vmovaps(half.z, z);
-        store_bf16(ptr[array_register(k) + rcx * 2], half.z);
+        Temporary bits(*this);
+        vmovaps(bits.z, z);
+        store_bf16(ptr[array_register(k) + rcx * 2], bits.z);
       } else if (out.non_temporal && !rest_) {
         vmovntps(array_address(k), z);
       } else {

@@ -23,10 +23,10 @@ constexpr std::int64_t few_outer_boxes = 16;  // with fewer, the inner space is 
 
 // Returns the time of an instruction in nanoseconds per 16 elements, for f32 with AVX-512.
 std::int64_t work_of(const Instr& in) {
-  const bool wide = bytes_of(lane_type_of(in.dtype)) == 8;
+  const bool is_64_bit = bytes_of(lane_type_of(in.dtype)) == 8;
   if (program::is_leaf(in.code) && in.code != Code::load) return 0;
   if (is_threefry(in.code)) return 24;
-  if (is_expensive(in.code)) return wide ? 128 : 8;
+  if (is_expensive(in.code)) return is_64_bit ? 128 : 8;
   if (in.code == Code::floor_div || in.code == Code::mod || in.code == Code::rem) return 16;
   if (in.code == Code::div || in.code == Code::sqrt || in.code == Code::rsqrt) return 4;
   return 1;

@@ -126,13 +126,13 @@ struct AssembledOps {
   struct Input {
     int value;
     Broadcast broadcast;
-    bool narrow = false;  // may be bf16 in memory
+    bool may_be_bf16 = false;  // in memory
     friend bool operator==(const Input&, const Input&) = default;
   };
   struct Output {
     int value;
-    int into = -1;        // as Op::into
-    bool narrow = false;  // that memory is bf16
+    int into = -1;      // as Op::into
+    bool bf16 = false;  // that memory is bf16
     bool non_temporal = false;
   };
   std::vector<Input> in;
@@ -151,7 +151,7 @@ struct Register {
   Extent extent = Extent::one;  // number of values
   std::int64_t offset = 0;      // in bytes, in the pool or the workspace
   // may alias dense bf16 memory, because only assembled ops read it
-  bool narrow = false;
+  bool may_be_bf16 = false;
 };
 
 struct FusedPlan {

@@ -73,7 +73,7 @@ namespace {
 // Returns the kernel for bf16. With AMX, this is a kernel for small matmuls, because oneDNN is
 // faster for large ones. Otherwise it uses the bf16 instructions of AVX-512, or computes in f32,
 // which is 4x faster than oneDNN.
-const MatmulKernel* matmul_of_16_bits() {
+const MatmulKernel* matmul_of_bf16() {
 #if defined(HALIAX_AMX)
   const bool has_amx = [] {
     constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;  // bits of cpuid leaf 7, edx
@@ -97,8 +97,8 @@ const MatmulKernel* matmul_of_16_bits() {
 }  // namespace
 
 const MatmulKernel* matmul_kernel(DType type) {
-  static const MatmulKernel* const narrow = matmul_of_16_bits();
-  return type == DType::f32 ? kernels().matmul : type == DType::bf16 ? narrow : nullptr;
+  static const MatmulKernel* const bf16_kernel = matmul_of_bf16();
+  return type == DType::f32 ? kernels().matmul : type == DType::bf16 ? bf16_kernel : nullptr;
 }
 
 }  // namespace haliax::cpu

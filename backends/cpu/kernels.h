@@ -262,7 +262,8 @@ struct Kernels {
   // exp(in[0][i] - in[1][0]) for f32, bitwise identical to the two separate operations
   FetchingKernel exp_difference;
   Kernel (*cast)(LaneType from, DType to);
-  Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null if no rounding is needed
+  // Rounds or wraps the values of a register to a dtype of 8 or 16 bits. Null: not needed.
+  Kernel (*wrap)(DType);
   // reg[r, c] = start + r * steps.row + c * steps.column
   void (*count)(LaneType, void* reg, std::int64_t start, RowStrides steps, std::int64_t rows,
                 std::int64_t n);
@@ -290,10 +291,10 @@ struct Kernels {
                    std::int64_t n, std::int64_t k);
   // Convert f32 with a row stride and a column stride to f64 with `pitch` elements per row, and
   // back.
-  void (*widen)(double* to, std::int64_t pitch, const float* from, std::int64_t row,
-                std::int64_t column, std::int64_t rows, std::int64_t columns);
-  void (*narrow)(float* to, std::int64_t row, std::int64_t column, const double* from,
-                 std::int64_t pitch, std::int64_t rows, std::int64_t columns);
+  void (*f32_to_f64)(double* to, std::int64_t pitch, const float* from, std::int64_t row,
+                     std::int64_t column, std::int64_t rows, std::int64_t columns);
+  void (*f64_to_f32)(float* to, std::int64_t row, std::int64_t column, const double* from,
+                     std::int64_t pitch, std::int64_t rows, std::int64_t columns);
   const MatmulKernel* matmul;  // null where oneDNN is as fast
   void (*gemv)(const Gemv&);
   void (*running_sums)(const RunningSums&);

@@ -16,7 +16,7 @@ namespace {
 
 #include "kernels_transpose.inc"
 
-#include "kernels_halves.inc"
+#include "kernels_bf16_vectors.inc"
 
 // rows and depth of a tile of the left operand; a tile of the right one has as many columns
 constexpr std::int64_t kRows = 16, kDepth = 32;
@@ -33,29 +33,29 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-void transpose_lines(const __m512i (&in)[16], Half* to) {
+void transpose_lines(const __m512i (&in)[16], Bf16* to) {
   Lines t;
   transpose_pairs(in, t);
   for (int i = 0; i < 16; ++i)
     _mm512_storeu_ps(to + i * kDepth, reinterpret_cast<__m512>(t.row[i]));
 }
 // Reads pairs of neighboring rows of `from`, with 16 columns each.
-void read_pairs(__m512i (&to)[16], const Half* from, std::int64_t pitch, __mmask16 columns,
+void read_pairs(__m512i (&to)[16], const Bf16* from, std::int64_t pitch, __mmask16 columns,
                 std::int64_t depth) {
   for (int j = 0; j < 16; ++j) {
     auto row = [&](std::int64_t k) {
-      return halves(from + k * pitch, k < depth ? columns : __mmask16{0});
+      return read_bf16_bits(from + k * pitch, k < depth ? columns : __mmask16{0});
     };
     to[j] = _mm512_or_si512(row(2 * j), _mm512_slli_epi32(row(2 * j + 1), 16));
   }
 }
 
-const Half* left_of(const Matmul& p) { return static_cast<const Half*>(p.a); }
+const Bf16* left_of(const Matmul& p) { return static_cast<const Bf16*>(p.a); }
 // Packs tiles of a, one per 32 values of k, with rows of 32 elements. Zeros beyond `rows` and k.
-void pack_left(Half* to, const Matmul& p, std::int64_t row) {
+void pack_left(Bf16* to, const Matmul& p, std::int64_t row) {
   const auto rows = std::min(kRows, p.m - row);
   for (std::int64_t k = 0; k < p.k; k += kDepth, to += kTile) {
-    const Half* from = left_of(p) + row * p.a_m + k * p.a_k;
+    const Bf16* from = left_of(p) + row * p.a_m + k * p.a_k;
     __m512i lines[16];
     if (p.a_k == 1) {
       read_lines(lines, from, p.a_m, rows, p.k - k);
@@ -67,10 +67,10 @@ void pack_left(Half* to, const Matmul& p, std::int64_t row) {
   }
 }
 // Packs tiles of b: 16 lines of pairs (b[k, n], b[k + 1, n]) for 16 values of n.
-void pack_right(Half* to, const Matmul& p, std::int64_t column) {
+void pack_right(Bf16* to, const Matmul& p, std::int64_t column) {
   const auto columns = std::min(kRows, p.n - column);
   for (std::int64_t k = 0; k < p.k; k += kDepth, to += kTile) {
-    const Half* from = static_cast<const Half*>(p.b) + column * p.b_n + k * p.b_k;
+    const Bf16* from = static_cast<const Bf16*>(p.b) + column * p.b_n + k * p.b_k;
     __m512i lines[16];
     if (p.b_n == 1) {
       read_pairs(lines, from, p.b_k, first_of(columns), p.k - k);
@@ -84,13 +84,13 @@ void pack_right(Half* to, const Matmul& p, std::int64_t column) {
 
 // The source of a tile register: consecutive packed tiles, or rows in place.
 struct Left {
-  const Half* at;
+  const Bf16* at;
   std::int64_t pitch, step;  // distance between rows; distance between tiles along k
 };
 
 // Computes R x C tiles of sums: c = or += a b. `c` is f32 with row distance `pitch`.
 template <int R, int C>
-void block(const Left* a, const Half* const* b, std::int64_t depths, float* c, std::int64_t pitch,
+void block(const Left* a, const Bf16* const* b, std::int64_t depths, float* c, std::int64_t pitch,
            bool add) {
   const auto line = std::size_t(pitch) * 4;
   auto at = [&](int r, int q) { return c + r * kRows * pitch + q * kRows; };
@@ -124,7 +124,7 @@ void block(const Left* a, const Half* const* b, std::int64_t depths, float* c, s
   if constexpr (R > 1) _tile_stored(2, at(1, 0), line);
   if constexpr (R > 1 && C > 1) _tile_stored(3, at(1, 1), line);
 }
-void block(std::int64_t rows, std::int64_t columns, const Left* a, const Half* const* b,
+void block(std::int64_t rows, std::int64_t columns, const Left* a, const Bf16* const* b,
            std::int64_t depths, float* c, std::int64_t pitch, bool add) {
   const bool two = columns > 1;
   if (rows > 1)
@@ -155,7 +155,7 @@ struct Part {
 };
 void read_sums(const Matmul& p, float* sums, const Part& part) {
   part.each(p, [&](std::int64_t place, std::int64_t at, __mmask16 mask) {
-    _mm512_storeu_ps(sums + at, read_wide(p.c, place, p.out, mask));
+    _mm512_storeu_ps(sums + at, read_as_f32(p.c, place, p.out, mask));
   });
 }
 void write_sums(const Matmul& p, const float* sums, const Part& part) {
@@ -164,7 +164,7 @@ void write_sums(const Matmul& p, const float* sums, const Part& part) {
     if (p.out == DType::f32)
       _mm512_mask_storeu_ps(static_cast<float*>(p.c) + place, mask, x);
     else
-      _mm256_mask_storeu_epi16(static_cast<Half*>(p.c) + place, mask, rounded(x));
+      _mm256_mask_storeu_epi16(static_cast<Bf16*>(p.c) + place, mask, rounded(x));
   });
 }
 
@@ -182,8 +182,8 @@ std::int64_t scratch_bytes(const Matmul& p) {
 
 void matmul(const Matmul& p, void* scratch) {
   static constexpr TileConfig config;
-  Half* left = static_cast<Half*>(scratch);
-  Half* right = left + packed(p.m, p.k);
+  Bf16* left = static_cast<Bf16*>(scratch);
+  Bf16* right = left + packed(p.m, p.k);
   float* sums = reinterpret_cast<float*>(right + packed(p.n, p.k));
   const auto depths = tiles(p.k, kDepth), m_tiles = tiles(p.m, kRows), n_tiles = tiles(p.n, kRows);
   for (std::int64_t t = 0; t < m_tiles; ++t)
@@ -198,7 +198,7 @@ void matmul(const Matmul& p, void* scratch) {
                                         : Left{left + t * depths * kTile, kDepth, kTile};
     const auto row = i * kRows, rows = std::min(2 * kRows, p.m - row);
     for (std::int64_t j = 0; j < n_tiles; j += 2) {
-      const Half* b[2] = {right + j * depths * kTile, right + (j + 1) * depths * kTile};
+      const Bf16* b[2] = {right + j * depths * kTile, right + (j + 1) * depths * kTile};
       const auto column = j * kRows, columns = std::min(2 * kRows, p.n - column);
       const auto down = tiles(rows, kRows), across = tiles(columns, kRows);
       if (p.out == DType::f32 && rows % kRows == 0 && columns % kRows == 0) {

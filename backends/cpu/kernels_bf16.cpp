@@ -22,7 +22,7 @@ namespace {
 
 #include "kernels_transpose.inc"
 
-#include "kernels_halves.inc"
+#include "kernels_bf16_vectors.inc"
 
 using Word = std::uint32_t;  // a pair of bf16
 // a tile: 8 rows of 3 vectors of sums, 24 of 32 registers
@@ -46,7 +46,7 @@ constexpr std::int64_t even_part(std::int64_t n, std::int64_t most, std::int64_t
 }
 
 __m512i load_words(const Word* from) { return _mm512_loadu_si512(from); }
-Word read_word(const Half* from) {
+Word read_word(const Bf16* from) {
   Word w;
   __builtin_memcpy(&w, from, sizeof w);
   return w;
@@ -54,15 +54,15 @@ Word read_word(const Half* from) {
 
 // Rows of a that the next tiles read. One cache line is prefetched per four pairs of a tile.
 struct RowsAhead {
-  const Half *at = nullptr, *end = nullptr;  // within the current row
+  const Bf16 *at = nullptr, *end = nullptr;  // within the current row
   std::int64_t width = 0, pitch = 0, rows = 0;
   RowsAhead() = default;
-  RowsAhead(const Half* from, std::int64_t n, std::int64_t count, std::int64_t distance)
+  RowsAhead(const Bf16* from, std::int64_t n, std::int64_t count, std::int64_t distance)
       : at(from), end(from + n), width(n), pitch(distance), rows(count) {}
   void fetch() {
     if (rows <= 0) return;
     __builtin_prefetch(at, 0, 2);
-    at += 64 / sizeof(Half);
+    at += 64 / sizeof(Bf16);
     if (at < end) return;
     --rows;
     at = end - width + pitch;
@@ -74,7 +74,7 @@ struct RowsAhead {
 // The operands of a tile, for one or several terms that are summed. Rows of a are read in place, or
 // from packed pairs of kRows rows.
 struct Operands {
-  const Half* a;
+  const Bf16* a;
   std::int64_t a_row, a_pair;  // distance of rows and of pairs along k
   const Word* b;
   std::int64_t b_pair;
@@ -93,7 +93,7 @@ void tile(const Operands& in, float* c, std::int64_t pitch, bool add, RowsAhead&
     for (int q = 0; q < N; ++q) sum[r][q] = _mm512_setzero_ps();
   const auto row = in.a_row, a_pair = in.a_pair, b_pair = in.b_pair;
   for (std::int64_t t = 0; t < in.term_count; ++t) {
-    const Half* a = in.a + in.terms[t].a;
+    const Bf16* a = in.a + in.terms[t].a;
     const Word* b = in.b + in.terms[t].b;
     for (auto k = in.pairs; k > 0; --k, a += a_pair, b += b_pair) {
       if (k % 4 == 0) ahead.fetch();
@@ -144,14 +144,14 @@ Pairs interleave(__m512i x, __m512i y) {
   return {first, _mm512_permutex2var_epi16(x, at, y)};
 }
 // Reads `columns` values of row k of a matrix of `depth` rows, and prefetches a later row.
-__m512i read_row(const Half* from, std::int64_t pitch, std::int64_t k, std::int64_t depth,
+__m512i read_row(const Bf16* from, std::int64_t pitch, std::int64_t k, std::int64_t depth,
                  std::int64_t columns) {
   constexpr std::int64_t rows_ahead = 24;
   __builtin_prefetch(from + (k + rows_ahead) * pitch);
   return k < depth ? _mm512_maskz_loadu_epi16(first_of_depth(columns), from + k * pitch)
                    : _mm512_setzero_si512();
 }
-Word pair_at(const Half* from, std::int64_t stride, bool both) {
+Word pair_at(const Bf16* from, std::int64_t stride, bool both) {
   return Word(from[0]) | (both ? Word(from[stride]) << 16 : 0);
 }
 
@@ -161,7 +161,7 @@ struct Panel {
   std::int64_t pitch;
 };
 // Packs b[depth, n] to pairs. Fills the last panel with zeros.
-void pack_right(const Panel* panels, const Half* from, std::int64_t n, std::int64_t b_n,
+void pack_right(const Panel* panels, const Bf16* from, std::int64_t n, std::int64_t b_n,
                 std::int64_t depth, std::int64_t b_k) {
   const auto vectors = ceil_div(n, kLanes);
   if (b_n == 1) {
@@ -178,7 +178,7 @@ void pack_right(const Panel* panels, const Half* from, std::int64_t n, std::int6
   }
   for (std::int64_t v = 0; v < vectors; ++v) {
     const auto columns = std::min(kLanes, n - v * kLanes);
-    const Half* rows = from + v * kLanes * b_n;
+    const Bf16* rows = from + v * kLanes * b_n;
     auto [to, pitch] = panels[v];
     for (std::int64_t k = 0; k < depth; k += 32) {
       const auto some = std::min<std::int64_t>(32, depth - k);
@@ -199,7 +199,7 @@ void pack_right(const Panel* panels, const Half* from, std::int64_t n, std::int6
   }
 }
 // Packs a[rows, depth], up to kHeight rows, to pairs of kRows rows: to[tile][pair][row].
-void pack_left(Word* to, const Half* from, std::int64_t rows, std::int64_t a_m, std::int64_t depth,
+void pack_left(Word* to, const Bf16* from, std::int64_t rows, std::int64_t a_m, std::int64_t depth,
                std::int64_t a_k) {
   const auto pairs = ceil_div(depth, 2), size = pairs * kRows;
   if (a_m == 1) {
@@ -281,8 +281,8 @@ class BlockMatmul {
   }
 
  private:
-  const Half* left_at(std::int64_t row, const MatmulTap& tap) const {
-    return static_cast<const Half*>(p_.a) + tap.a + (i_ + row) * p_.a_m + k0_ * p_.a_k;
+  const Bf16* left_at(std::int64_t row, const MatmulTap& tap) const {
+    return static_cast<const Bf16*>(p_.a) + tap.a + (i_ + row) * p_.a_m + k0_ * p_.a_k;
   }
   void pack_block() {
     const auto vectors = ceil_div(columns_, kLanes);
@@ -292,7 +292,7 @@ class BlockMatmul {
       at += (vectors / panels_ + (q < vectors % panels_)) * kLanes;
       first_of_panel_[q + 1] = at;
     }
-    const Half* from = static_cast<const Half*>(p_.b) + j_ * p_.b_n + k0_ * p_.b_k;
+    const Bf16* from = static_cast<const Bf16*>(p_.b) + j_ * p_.b_n + k0_ * p_.b_k;
     if (size_.shares) {
       const auto n = columns_ + size_.reach;
       Panel to[2 * kPanels + 2];
@@ -325,7 +325,7 @@ class BlockMatmul {
       in.terms = terms_;
       in.term_count = term_count_;
       if (packs_left_) {
-        in.a = reinterpret_cast<const Half*>(left_ + i * pairs_);
+        in.a = reinterpret_cast<const Bf16*>(left_ + i * pairs_);
         in.a_row = 2;
         in.a_pair = 2 * kRows;
       } else {
@@ -360,7 +360,7 @@ class BlockMatmul {
         const auto mask = first_of(columns - j);
         auto x = _mm512_loadu_ps(all + r * pitch + j);
         if (in_sums) x = _mm512_add_ps(_mm512_loadu_ps(sums + r * size_.width + j), x);
-        if (in_c) x = _mm512_add_ps(read_wide(p_.c, to + r * p_.c_m + j, p_.out, mask), x);
+        if (in_c) x = _mm512_add_ps(read_as_f32(p_.c, to + r * p_.c_m + j, p_.out, mask), x);
         write(to + r * p_.c_m + j, mask, x);
       }
   }
@@ -370,7 +370,7 @@ class BlockMatmul {
     if (p_.out == DType::f32)
       _mm512_mask_storeu_ps(static_cast<float*>(p_.c) + to, mask, x);
     else
-      _mm256_mask_storeu_epi16(static_cast<Half*>(p_.c) + to, mask, (__m256i)_mm512_cvtneps_pbh(x));
+      _mm256_mask_storeu_epi16(static_cast<Bf16*>(p_.c) + to, mask, (__m256i)_mm512_cvtneps_pbh(x));
   }
 
   const Matmul& p_;

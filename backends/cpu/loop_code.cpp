@@ -80,7 +80,7 @@ class StepsCode final : public StepsFunction, NestCode {
     switch (step.kind) {
       case Kind::fused:
       case Kind::copy:
-        if (auto nest = nest_of(step, context_, wide_)) {
+        if (auto nest = nest_of(step, context_, avx512_)) {
           ++small_steps_;
           return emit_nest(*nest);
         }

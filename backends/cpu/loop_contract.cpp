@@ -117,9 +117,9 @@ class LoopContractStep final : public CompiledStep {
     std::byte* reg = tile + (p.row * pitch + p.column) * width;
     memory += (at + p.offset) * bytes;
     if (dtype == DType::f32 && lane_ == LaneType::f64)
-      return kernels().widen(reinterpret_cast<double*>(reg), pitch,
-                             reinterpret_cast<const float*>(memory), p.row_stride, p.column_stride,
-                             p.rows, p.columns);
+      return kernels().f32_to_f64(reinterpret_cast<double*>(reg), pitch,
+                                  reinterpret_cast<const float*>(memory), p.row_stride,
+                                  p.column_stride, p.rows, p.columns);
     for (std::int64_t r = 0; r < p.rows;
          ++r, reg += pitch * width, memory += p.row_stride * bytes) {
       if (lane_type_of(dtype) == lane_) {
@@ -131,7 +131,7 @@ class LoopContractStep final : public CompiledStep {
         const std::int64_t some = std::min<std::int64_t>(64, p.columns - i);
         kernels().load(dtype)(buffer, memory + i * p.column_stride * bytes, p.column_stride, some);
         const void* in[] = {buffer};
-        kernels().cast(lane_type_of(dtype), wide(lane_))(reg + i * width, in, some);
+        kernels().cast(lane_type_of(dtype), dtype_of(lane_))(reg + i * width, in, some);
       }
     }
   }
@@ -142,12 +142,12 @@ class LoopContractStep final : public CompiledStep {
     const std::byte* reg = tile + (p.row * pitch + p.column) * width;
     memory += (at + p.offset) * bytes;
     if (dtype == DType::f32 && lane_ == LaneType::f64)
-      return kernels().narrow(reinterpret_cast<float*>(memory), p.row_stride, p.column_stride,
-                              reinterpret_cast<const double*>(reg), pitch, p.rows, p.columns);
+      return kernels().f64_to_f32(reinterpret_cast<float*>(memory), p.row_stride, p.column_stride,
+                                  reinterpret_cast<const double*>(reg), pitch, p.rows, p.columns);
     for (std::int64_t r = 0; r < p.rows; ++r, reg += pitch * width, memory += p.row_stride * bytes)
       kernels().store(dtype)(memory, reg, p.column_stride, p.columns);
   }
-  static DType wide(LaneType lane) {
+  static DType dtype_of(LaneType lane) {
     constexpr DType all[] = {DType::f32, DType::f64, DType::i32,
                              DType::u32, DType::i64, DType::u64};
     return all[static_cast<int>(lane)];

@@ -21,7 +21,7 @@ void NestCode::emit_register_kernel(RegisterKernel kernel, const PointCode::Op& 
   const auto live = free_;
   const Vector z = result(value);
   if (op.args[1] >= 0) {
-    const Vector moved = reg(wide_ ? 31 : 15);
+    const Vector moved = reg(avx512_ ? 31 : 15);
     vmovaps(moved, y);
     if (x.getIdx() != 0) vmovaps(reg(0), x);
     vmovaps(reg(1), moved);
@@ -71,11 +71,11 @@ void NestCode::restore_registers() {
   each_live_mask([&](int k) { kmovw(Opmask(k), word[rsp + masks_at + 2 * k]); });
 }
 void NestCode::each_live_register(const std::function<void(int)>& f) {
-  for (int z = 0; z < (wide_ ? 32 : 16); ++z)
+  for (int z = 0; z < (avx512_ ? 32 : 16); ++z)
     if (!free_[std::size_t(z)]) f(z);
 }
 void NestCode::each_live_mask(const std::function<void(int)>& f) {
-  for (int k = rest_mask; wide_ && k < 8; ++k)
+  for (int k = rest_mask; avx512_ && k < 8; ++k)
     if (k != scratch_mask && (k == rest_mask || !free_tests_[std::size_t(k)])) f(k);
 }
 

@@ -146,7 +146,7 @@ void NestCode::set_rest(std::int64_t elements) {
   elements_ = rest_ ? int(elements) : lanes();
   part_ = int(elements);
   if (!rest_) return;
-  if (wide_) {
+  if (avx512_) {
     mov(eax, (1 << elements) - 1);
     kmovw(Opmask(rest_mask), eax);
   } else {
@@ -216,7 +216,7 @@ void NestCode::load_other(const Vector& z, int value) {
   const std::int64_t stride = nest_->lane_stride(access);
   if (cursor.access->iota) {
     const Reg64 r = loaded(access);
-    if (wide_) {
+    if (avx512_) {
       vpbroadcastd(z, r.cvt32());
     } else {
       vmovd(Xbyak::Xmm(z.getIdx()), r.cvt32());
@@ -227,7 +227,7 @@ void NestCode::load_other(const Vector& z, int value) {
     return;
   }
   if (cursor.access->view.dtype != DType::bf16) return load_far(z, access, stride);
-  if (stride != 0) return load_far_halves(z, access, stride);
+  if (stride != 0) return load_far_bf16(z, access, stride);
   movzx(ecx, word[far_address(access)]);
   shl(ecx, 16);
   vpbroadcastd(z, ecx);
@@ -252,10 +252,10 @@ void NestCode::place_leaf(int value) {
   }
   const int access = nest_->access[std::size_t(value)];
   const std::int64_t stride = nest_->lane_stride(access);
-  const bool is_half = in.view.dtype == DType::bf16;
+  const bool is_bf16 = in.view.dtype == DType::bf16;
   place = {in.code == Code::iota ? Place::other
-           : stride == 0         ? (is_half ? Place::other : Place::scalar)
-           : stride == 1         ? (is_half ? Place::bf16 : Place::array)
+           : stride == 0         ? (is_bf16 ? Place::other : Place::scalar)
+           : stride == 1         ? (is_bf16 ? Place::bf16 : Place::array)
                                  : Place::other,
            access};
   if (nest_->accesses[std::size_t(access)].overwritten) vector(value);
@@ -297,7 +297,7 @@ void NestCode::begin(const Dims& dims, int vector) {
 }
 void NestCode::reset_registers() {
   free_all();
-  if (!wide_) free_.reset(rest_lanes);
+  if (!avx512_) free_.reset(rest_lanes);
 }
 
 // Returns the inner instructions that the pass over the inner positions after `level` reductions
@@ -431,16 +431,16 @@ void NestCode::emit_store(int value) {
     z = combined->z;
   }
   if (in.view.dtype == DType::bf16) {
-    Temporary half(*this);
-    vmovaps(half.z, z);
+    Temporary bits(*this);
+    vmovaps(bits.z, z);
     if (is_single) {
-      vpsrld(half.z, half.z, 16);
-      vmovd(ecx, Xbyak::Xmm(half.z.getIdx()));
+      vpsrld(bits.z, bits.z, 16);
+      vmovd(ecx, Xbyak::Xmm(bits.z.getIdx()));
       mov(word[far_address(access)], cx);
     } else if (stride > 1 || stride < 0) {
-      scatter_halves(half.z, access, stride);
+      scatter_bf16(bits.z, access, stride);
     } else {
-      store_bf16(array_address(access), half.z);
+      store_bf16(array_address(access), bits.z);
     }
   } else if (is_single)
     vmovss(array_address(access), Xbyak::Xmm(z.getIdx()));
@@ -485,7 +485,7 @@ void NestCode::load_far(const Vector& z, int access, std::int64_t stride) {
 }
 // Loads bf16 elements that are `stride` positions from each other. AVX-512 has no gather of 16
 // bits.
-void NestCode::load_far_halves(const Vector& z, int access, std::int64_t stride) {
+void NestCode::load_far_bf16(const Vector& z, int access, std::int64_t stride) {
   const auto from = far_address(access);
   Temporary upper(*this);
   each_eight([&](int first, int last) {
@@ -500,7 +500,7 @@ void NestCode::load_far_halves(const Vector& z, int access, std::int64_t stride)
   vpslld(z, z, 16);
 }
 // Stores bf16 values `stride` positions from each other, which overwrites z.
-void NestCode::scatter_halves(const Vector& z, int access, std::int64_t stride) {
+void NestCode::scatter_bf16(const Vector& z, int access, std::int64_t stride) {
   const auto to = far_address(access);
   const Xbyak::Ymm all(z.getIdx());
   const Xbyak::Xmm eight(z.getIdx());

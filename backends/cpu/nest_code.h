@@ -17,7 +17,7 @@ namespace haliax::cpu {
 // of the counted loops, in a register or on the stack.
 class NestCode : public VectorOps {
  protected:
-  NestCode(std::size_t bytes, bool wide) : VectorOps(bytes, wide) {}
+  NestCode(std::size_t bytes, bool avx512) : VectorOps(bytes, avx512) {}
 
   static constexpr int max_cursors = 48, max_depth = 16;
   // The stack: cursors and counters, pointers and masks of calls, vectors of calls.
@@ -70,13 +70,13 @@ class NestCode : public VectorOps {
 
   // ---- nests ----
   // Sums of f32 values in f64: of the lower and the upper half of the lanes.
-  struct WideSum {
+  struct F64Sum {
     Vector low, high;
   };
   struct Accumulator {
     int value;  // the reduction
     program::Code code;
-    WideSum sum;  // max and min: f32 in `low` only
+    F64Sum sum;  // max and min: f32 in `low` only
   };
   void begin(const Dims&, int vector);
   // True if a reduction adds the lanes of a register.
@@ -93,10 +93,10 @@ class NestCode : public VectorOps {
   void all_or_rest();
   void load_target(const Vector&, int access, std::int64_t stride);
   void load_far(const Vector&, int access, std::int64_t stride);
-  void load_far_halves(const Vector&, int access, std::int64_t stride);
+  void load_far_bf16(const Vector&, int access, std::int64_t stride);
   Xbyak::RegExp far_address(int access);
   void scatter(const Vector&, int access, std::int64_t stride);
-  void scatter_halves(const Vector&, int access, std::int64_t stride);
+  void scatter_bf16(const Vector&, int access, std::int64_t stride);
   void each_eight(const std::function<void(int first, int last)>& f);
 
   // ---- calls: nest_calls.cpp ----
@@ -114,14 +114,14 @@ class NestCode : public VectorOps {
   void accumulate(Accumulator&);
   void finish_reduction(Accumulator&);
   void combine_lanes(const Accumulator&);
-  Xbyak::Xmm half(const Vector&) const;
+  Xbyak::Xmm lower_half(const Vector&) const;
   void upper_half(const Vector& to, const Vector& z);
   void combine(program::Code, const Vector& to, const Vector& x);
 
-  WideSum zero_sum();
-  void add_wide(const WideSum&, const Vector&);
-  void narrow(const WideSum&);
-  void add_lanes(const WideSum&);
+  F64Sum zero_sum();
+  void add_as_f64(const F64Sum&, const Vector&);
+  void round_to_f32(const F64Sum&);
+  void add_lanes(const F64Sum&);
 
   // ---- matmuls: nest_sums.cpp ----
   // Registers of the result: the last column has `rest` elements, if it is not full.
@@ -134,12 +134,12 @@ class NestCode : public VectorOps {
                   const std::function<void(int, bool)>& f);
   void each_term(int first, const std::function<void()>& f);
   void emit_block(const MatmulNest&, const ResultBlock&);
-  void add_products(const ResultBlock&, std::span<const WideSum>);
+  void add_products(const ResultBlock&, std::span<const F64Sum>);
   void emit_dot(const MatmulNest&);
   // A register of memory, converted to f64.
-  struct Widened {
+  struct F64Values {
     Temporary low, high;
-    Widened(NestCode&, const Address&, bool is_part);
+    F64Values(NestCode&, const Address&, bool is_part);
   };
   Address block_address(int cursor, int row, int column);
 

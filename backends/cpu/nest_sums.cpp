@@ -32,35 +32,35 @@ NestCode::Accumulator NestCode::start(int value) {
   }
   return sum;
 }
-NestCode::WideSum NestCode::zero_sum() {
-  WideSum sum{reg(take()), reg(take())};
+NestCode::F64Sum NestCode::zero_sum() {
+  F64Sum sum{reg(take()), reg(take())};
   for (const Vector& z : {sum.low, sum.high}) bits_xor(z, z, z);
   return sum;
 }
-void NestCode::add_wide(const WideSum& sum, const Vector& x) {
+void NestCode::add_as_f64(const F64Sum& sum, const Vector& x) {
   Temporary t(*this);
-  vcvtps2pd(t.z, half(x));
+  vcvtps2pd(t.z, lower_half(x));
   vaddpd(sum.low, sum.low, t.z);
   upper_half(t.z, x);
-  vcvtps2pd(t.z, half(t.z));
+  vcvtps2pd(t.z, lower_half(t.z));
   vaddpd(sum.high, sum.high, t.z);
 }
 // Rounds the sums to f32, in the register `low`.
-void NestCode::narrow(const WideSum& sum) {
-  vcvtpd2ps(half(sum.low), sum.low);
-  vcvtpd2ps(half(sum.high), sum.high);
+void NestCode::round_to_f32(const F64Sum& sum) {
+  vcvtpd2ps(lower_half(sum.low), sum.low);
+  vcvtpd2ps(lower_half(sum.high), sum.high);
   const int low = sum.low.getIdx(), high = sum.high.getIdx();
-  if (wide_)
+  if (avx512_)
     vinsertf64x4(Zmm(low), Zmm(low), Ymm(high), 1);
   else
     vinsertf128(Ymm(low), Ymm(low), Xmm(high), 1);
   free_.set(std::size_t(high));
 }
 // Adds the sums of all lanes and rounds once, in each lane of the register `low`.
-void NestCode::add_lanes(const WideSum& sum) {
+void NestCode::add_lanes(const F64Sum& sum) {
   const Xmm x(sum.low.getIdx()), y(sum.high.getIdx());
   vaddpd(sum.low, sum.low, sum.high);
-  if (wide_) {
+  if (avx512_) {
     upper_half(sum.high, sum.low);
     vaddpd(Ymm(x.getIdx()), Ymm(x.getIdx()), Ymm(y.getIdx()));
     vextractf32x4(y, Ymm(x.getIdx()), 1);
@@ -75,11 +75,11 @@ void NestCode::add_lanes(const WideSum& sum) {
   free_.set(std::size_t(y.getIdx()));
 }
 // Returns the register of half as many bits.
-Xmm NestCode::half(const Vector& z) const {
-  return wide_ ? static_cast<Xmm>(Ymm(z.getIdx())) : Xmm(z.getIdx());
+Xmm NestCode::lower_half(const Vector& z) const {
+  return avx512_ ? static_cast<Xmm>(Ymm(z.getIdx())) : Xmm(z.getIdx());
 }
 void NestCode::upper_half(const Vector& to, const Vector& z) {
-  if (wide_)
+  if (avx512_)
     vextractf64x4(Ymm(to.getIdx()), Zmm(z.getIdx()), 1);
   else
     vextractf128(Xmm(to.getIdx()), Ymm(z.getIdx()), 1);
@@ -95,14 +95,14 @@ void NestCode::accumulate(Accumulator& sum) {
                           : sum.code == Code::reduce_max ? -infinity
                                                          : infinity;
     vbroadcastss(cleared->z, at(nothing));
-    if (wide_)
+    if (avx512_)
       vmovaps(cleared->z | Opmask(rest_mask), x);
     else
       vblendvps(cleared->z, cleared->z, x, reg(rest_lanes));
     x = cleared->z;
   }
   if (sum.code == Code::reduce_sum)
-    add_wide(sum.sum, x);
+    add_as_f64(sum.sum, x);
   else
     combine(sum.code == Code::reduce_max ? Code::max : Code::min, sum.sum.low, x);
   cleared.reset();
@@ -113,7 +113,7 @@ void NestCode::combine(Code code, const Vector& to, const Vector& x) {
   const auto better = [&](const auto& out) {
     code == Code::max ? vmaxps(out, to, x) : vminps(out, to, x);
   };
-  if (wide_) {
+  if (avx512_) {
     vcmpps(Opmask(scratch_mask), to, to, 7);  // ordered
     better(to | Opmask(scratch_mask));
   } else {
@@ -127,7 +127,7 @@ void NestCode::combine(Code code, const Vector& to, const Vector& x) {
 }
 void NestCode::finish_reduction(Accumulator& sum) {
   if (sum.code == Code::reduce_sum)
-    reduces_lanes() ? add_lanes(sum.sum) : narrow(sum.sum);
+    reduces_lanes() ? add_lanes(sum.sum) : round_to_f32(sum.sum);
   else if (reduces_lanes())
     combine_lanes(sum);
   places_[std::size_t(sum.value)] = {Place::vector, sum.sum.low.getIdx()};
@@ -137,7 +137,7 @@ void NestCode::combine_lanes(const Accumulator& sum) {
   Temporary t(*this);
   const Xmm x(sum.sum.low.getIdx()), y(t.z.getIdx());
   upper_half(t.z, sum.sum.low);
-  if (wide_) {
+  if (avx512_) {
     combine(code, Ymm(x.getIdx()), Ymm(y.getIdx()));
     vextractf32x4(y, Ymm(x.getIdx()), 1);
   }
@@ -160,7 +160,7 @@ void NestCode::emit_matmul(const MatmulNest& p) {
   const std::int64_t n = dims_[columns], rows = p.row < 0 ? 1 : dims_[row],
                      registers = (n + lanes() - 1) / lanes(), rest = n % lanes();
   // a register of results takes two of f64
-  const int most = wide_ ? 8 : 4, highest = registers == 1 ? most : 2;
+  const int most = avx512_ ? 8 : 4, highest = registers == 1 ? most : 2;
   const int widest = rows == 1 ? most : most / 2;
   each_position(0, p.outer, [&] {
     each_block(row, rows, 1, highest, [&](int r, bool) {
@@ -193,7 +193,7 @@ void NestCode::emit_block(const MatmulNest& p, const ResultBlock& block) {
   rest_ = false;
   // in a small block, several sums hide the latency of an addition
   const int size = block.rows * block.columns, sets = size == 1 ? 4 : size <= 3 ? 2 : 1;
-  std::vector<WideSum> sums;
+  std::vector<F64Sum> sums;
   for (int k = 0; k < sets * size; ++k) sums.push_back(zero_sum());
   int set = 0;
   each_term(p.outer, [&] {
@@ -201,7 +201,7 @@ void NestCode::emit_block(const MatmulNest& p, const ResultBlock& block) {
     set = (set + 1) % sets;
   });
   for (std::size_t k = std::size_t(size); k < sums.size(); ++k) {
-    const WideSum& total = sums[k % std::size_t(size)];
+    const F64Sum& total = sums[k % std::size_t(size)];
     vaddpd(total.low, total.low, sums[k].low);
     vaddpd(total.high, total.high, sums[k].high);
     free_.set(std::size_t(sums[k].low.getIdx()));
@@ -209,8 +209,8 @@ void NestCode::emit_block(const MatmulNest& p, const ResultBlock& block) {
   }
   for (int r = 0; r < block.rows; ++r)
     for (int c = 0; c < block.columns; ++c) {
-      const WideSum& sum = sums[std::size_t(r * block.columns + c)];
-      narrow(sum);
+      const F64Sum& sum = sums[std::size_t(r * block.columns + c)];
+      round_to_f32(sum);
       if (p.accumulate) {
         Temporary before(*this);
         load_register(before.z, block_address(2, r, c), block.is_part(c));
@@ -221,38 +221,38 @@ void NestCode::emit_block(const MatmulNest& p, const ResultBlock& block) {
     }
 }
 // Adds a * b at one position of k.
-void NestCode::add_products(const ResultBlock& block, std::span<const WideSum> sums) {
-  std::vector<std::unique_ptr<Widened>> b;
+void NestCode::add_products(const ResultBlock& block, std::span<const F64Sum> sums) {
+  std::vector<std::unique_ptr<F64Values>> b;
   for (int c = 0; c < block.columns && block.rows > 1; ++c)
-    b.push_back(std::make_unique<Widened>(*this, block_address(1, 0, c), block.is_part(c)));
+    b.push_back(std::make_unique<F64Values>(*this, block_address(1, 0, c), block.is_part(c)));
   for (int r = 0; r < block.rows; ++r) {
     Temporary x(*this);
-    if (wide_) {
+    if (avx512_) {
       vcvtps2pd(x.z, ptr_b[block_address(0, r, 0).getRegExp()]);
     } else {
-      vbroadcastss(half(x.z), block_address(0, r, 0));
-      vcvtps2pd(x.z, half(x.z));
+      vbroadcastss(lower_half(x.z), block_address(0, r, 0));
+      vcvtps2pd(x.z, lower_half(x.z));
     }
     for (int c = 0; c < block.columns; ++c) {
-      const WideSum& sum = sums[std::size_t(r * block.columns + c)];
+      const F64Sum& sum = sums[std::size_t(r * block.columns + c)];
       if (block.rows > 1) {
         vfmadd231pd(sum.low, x.z, b[std::size_t(c)]->low.z);
         vfmadd231pd(sum.high, x.z, b[std::size_t(c)]->high.z);
         continue;
       }
-      const Widened w(*this, block_address(1, 0, c), block.is_part(c));
+      const F64Values w(*this, block_address(1, 0, c), block.is_part(c));
       vfmadd231pd(sum.low, x.z, w.low.z);
       vfmadd231pd(sum.high, x.z, w.high.z);
     }
   }
 }
-NestCode::Widened::Widened(NestCode& code, const Address& from, bool is_part)
+NestCode::F64Values::F64Values(NestCode& code, const Address& from, bool is_part)
     : low(code), high(code) {
   if (is_part) {
     code.load_register(low.z, from, true);
     code.upper_half(high.z, low.z);
-    code.vcvtps2pd(high.z, code.half(high.z));
-    code.vcvtps2pd(low.z, code.half(low.z));
+    code.vcvtps2pd(high.z, code.lower_half(high.z));
+    code.vcvtps2pd(low.z, code.lower_half(low.z));
   } else {
     code.vcvtps2pd(low.z, from);
     code.vcvtps2pd(high.z, code.ptr[from.getRegExp() + std::size_t(2 * code.lanes())]);
@@ -280,10 +280,10 @@ void NestCode::each_term(int first, const std::function<void()>& f) {
 }
 // Computes one element of the result, with the lanes along k.
 void NestCode::emit_dot(const MatmulNest& p) {
-  const WideSum sum = zero_sum();
+  const F64Sum sum = zero_sum();
   each_position(p.outer, int(dims_.size()), [&] {
     each_register([&] {
-      const Widened x(*this, array_address(0), rest_), y(*this, array_address(1), rest_);
+      const F64Values x(*this, array_address(0), rest_), y(*this, array_address(1), rest_);
       vfmadd231pd(sum.low, x.low.z, y.low.z);
       vfmadd231pd(sum.high, x.high.z, y.high.z);
     });

@@ -26,13 +26,13 @@ class Rewriter {
       varies_[i] = varies(in);
       for (int& a : in.args)
         if (a >= 0) a = to_[static_cast<std::size_t>(a)];
-      if (Point p; in.code == Code::reduce_sum && is_wide(in) &&
+      if (Point p; in.code == Code::reduce_sum && is_f32_or_f64(in) &&
                    selects(from_.code[i].args[0], p) && dtype(p.value) == in.dtype) {
         shift(p, out);
         in.args[0] = to(p.value);
         in.args[1] = p.id;
         in.dim = p.position;
-      } else if ((in.code == Code::add || in.code == Code::sub) && is_wide(in)) {
+      } else if ((in.code == Code::add || in.code == Code::sub) && is_f32_or_f64(in)) {
         const int first = from_.code[i].args[0], second = from_.code[i].args[1];
         const bool right = selects(second, p) && !varies_[static_cast<std::size_t>(p.value)];
         const bool left = !right && in.code == Code::add && selects(first, p) &&
@@ -58,7 +58,9 @@ class Rewriter {
     int value = -1, id = -1, offset = -1, position = -1;
   };
 
-  static bool is_wide(const Instr& in) { return in.dtype == DType::f32 || in.dtype == DType::f64; }
+  static bool is_f32_or_f64(const Instr& in) {
+    return in.dtype == DType::f32 || in.dtype == DType::f64;
+  }
   const Instr& at(int i) const { return from_.code[static_cast<std::size_t>(i)]; }
   DType dtype(int i) const { return at(i).dtype; }
   int to(int i) const { return to_[static_cast<std::size_t>(i)]; }

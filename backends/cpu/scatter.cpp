@@ -13,7 +13,7 @@ class ScatterStep final : public CompiledStep {
  public:
   explicit ScatterStep(const program::Scatter& scatter)
       : updates_(scatter.updates), target_(scatter.target), ids_(scatter.indexed, scatter.clamp),
-        dtype_(scatter.target.dtype), update_(scatter.update), of_halves_(kernel_of_halves()),
+        dtype_(scatter.target.dtype), update_(scatter.update), kernel_16_bit_(kernel_of_16_bits()),
         lines_("scatter", scatter.dims, scatter.updates.strides, scatter.target.strides, ids_,
                updates_dense_runs()),
         part_(lines_.disjoint()), runs_per_block_(lines_.disjoint_runs()) {
@@ -22,7 +22,7 @@ class ScatterStep final : public CompiledStep {
     const bool distinct = lines_.run_stride(1) != 0;  // the columns of a run are distinct elements
     columns_ = std::max<std::int64_t>(n, 1);
     if (n >= kShortest && lines_.run_stride(1) == 1) {
-      packs_ = updates_dense_runs() && stride != 1 && (stride != 0 || of_halves_);
+      packs_ = updates_dense_runs() && stride != 1 && (stride != 0 || kernel_16_bit_);
       if (!is_widened(dtype_)) combine_ = kernel_of(packs_ ? 1 : stride);
     }
     if (distinct && n >= 128 && most > 1) {
@@ -162,11 +162,11 @@ class ScatterStep final : public CompiledStep {
       const void* in[] = {to, from};
       return combine_(to, in, n);
     }
-    if (of_halves_ && fs == 1 && ts == 1) return update_halves(from, to, n);
+    if (kernel_16_bit_ && fs == 1 && ts == 1) return update_16_bits(from, to, n);
     for (std::int64_t i = 0; i < n; ++i) to[i * ts] = f(to[i * ts], from[i * fs]);
   }
   // Updates neighbors of 16 bits by the vector kernels, with bitwise identical results.
-  void update_halves(const void* from, void* to, std::int64_t n) const {
+  void update_16_bits(const void* from, void* to, std::int64_t n) const {
     constexpr std::int64_t most = 256;
     alignas(64) float a[most], b[most];
     const std::int64_t bytes = haliax::bytes_of(dtype_);
@@ -178,19 +178,19 @@ class ScatterStep final : public CompiledStep {
       load(a, at, 1, some);
       load(b, static_cast<const std::byte*>(from) + i * bytes, 1, some);
       const void* in[] = {a, b};
-      of_halves_(a, in, some);
+      kernel_16_bit_(a, in, some);
       store(at, a, 1, some);
     }
   }
   // Returns true if there is a vector kernel for dense runs.
   bool updates_dense_runs() const {
-    return update_ == program::Update::set || of_halves_ ||
+    return update_ == program::Update::set || kernel_16_bit_ ||
            (!is_widened(dtype_) && kernel_of(1) != nullptr);
   }
   // Returns the kernel for updates of 16-bit floats, which are combined in f32, or null.
-  Kernel kernel_of_halves() const {
-    const bool is_half = dtype_ == DType::bf16 || dtype_ == DType::f16;
-    return is_half && update_ != program::Update::set
+  Kernel kernel_of_16_bits() const {
+    const bool is_16_bit = dtype_ == DType::bf16 || dtype_ == DType::f16;
+    return is_16_bit && update_ != program::Update::set
                ? kernels().map(code_of(update_), LaneType::f32, Shape::vector_vector)
                : nullptr;
   }
@@ -214,7 +214,7 @@ class ScatterStep final : public CompiledStep {
   Ids ids_;
   DType dtype_;
   program::Update update_;
-  Kernel of_halves_;
+  Kernel kernel_16_bit_;
   PickedLines lines_;
   PartOfDim part_;  // the dim that is split over the workers; last = 0: the columns are split
   std::int64_t positions_ = 1, columns_ = 1, blocks_ = 1;

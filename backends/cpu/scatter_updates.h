@@ -55,7 +55,7 @@ template <class T, class G> void with_plain_update(program::Update update, const
       [](Wrap x) { return static_cast<T>(x); }, g);
 }
 template <class G> void with_update(DType dtype, program::Update update, const G& g) {
-  using Half = std::uint16_t;
+  using Bits = std::uint16_t;
   switch (dtype) {
     case DType::f32:
       return with_plain_update<float>(update, g);
@@ -64,14 +64,14 @@ template <class G> void with_update(DType dtype, program::Update update, const G
     case DType::bf16:
       if (update == program::Update::min || update == program::Update::max)
         return with_update<float>(  // the result is one of the values: not rounded
-            update, Half(), [](Half x) { return from_bf16(x); },
-            [](float x) { return static_cast<Half>(std::bit_cast<std::uint32_t>(x) >> 16); }, g);
+            update, Bits(), [](Bits x) { return from_bf16(x); },
+            [](float x) { return static_cast<Bits>(std::bit_cast<std::uint32_t>(x) >> 16); }, g);
       return with_update<float>(
-          update, Half(), [](Half x) { return from_bf16(x); }, [](float x) { return to_bf16(x); },
+          update, Bits(), [](Bits x) { return from_bf16(x); }, [](float x) { return to_bf16(x); },
           g);
     case DType::f16:
       return with_update<float>(
-          update, Half(), [](Half x) { return from_f16(x); }, [](float x) { return to_f16(x); }, g);
+          update, Bits(), [](Bits x) { return from_f16(x); }, [](float x) { return to_f16(x); }, g);
     case DType::i8:
       return with_plain_update<std::int8_t>(update, g);
     case DType::i16:

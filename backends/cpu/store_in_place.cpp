@@ -62,7 +62,7 @@ struct InPlace {
         const bool alone = reads[static_cast<std::size_t>(value)] == 1;
         if (created->into < 0 && (!is_widened(to.dtype) || alone) && !is_read(tape, t, to)) {
           created->into = tape[at].access;
-          created->narrow = is_widened(to.dtype);
+          created->bf16 = is_widened(to.dtype);
         }
 
         return;

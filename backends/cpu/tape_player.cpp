@@ -45,12 +45,12 @@ template <class F> void TapePlayer::each_point(const Op& op, int ids, const F& f
   for (int d = 0; d < values.plan.dims; ++d)
     start += values.tile.at[d] * access.strides[std::size_t(d)];
   const void* id = values.value(ids);
-  const bool wide = values.width_of(ids) == 8;
+  const bool is_i64 = values.width_of(ids) == 8;
   for (std::int64_t row = 0; row < values.tile.outer; ++row) {
     const std::int64_t k = op.from[1] == Extent::one ? 0 : row;
-    const std::int64_t at =
-        (wide ? static_cast<const std::int64_t*>(id)[k] : static_cast<const std::int32_t*>(id)[k]) -
-        start;
+    const std::int64_t at = (is_i64 ? static_cast<const std::int64_t*>(id)[k]
+                                    : static_cast<const std::int32_t*>(id)[k]) -
+                            start;
     if (at >= 0 && at < values.tile.inner) f(row, at);
   }
 }
@@ -141,11 +141,11 @@ void TapePlayer::poke(const Op& op, std::int64_t n) {
 void TapePlayer::check_zero(const Op& op) {
   if (visible_points == 0) return;
   const void* x = values.value(op.in[0]);
-  const bool wide = cpu::bytes_of(op.lane) == 8;
+  const bool is_f64 = cpu::bytes_of(op.lane) == 8;
   for (auto last = values.tile.inner - 1; last < values.tile.outer * values.tile.inner;
        last += values.tile.inner)
     masks_more |=
-        wide ? static_cast<const double*>(x)[last] != 0 : static_cast<const float*>(x)[last] != 0;
+        is_f64 ? static_cast<const double*>(x)[last] != 0 : static_cast<const float*>(x)[last] != 0;
 }
 void TapePlayer::call(const Op& op, void* out, const void* const* in, std::int64_t n) {
   if (op.fetching)
@@ -192,12 +192,12 @@ void TapePlayer::expect(const Access& access, const std::byte* memory, std::int6
 
 // Returns true if all values that may be bf16 in memory are dense there. Otherwise loads the
 // dense inputs into registers as f32.
-bool TapePlayer::are_16_bit(const Op& op, const AssembledOps& ops, std::int64_t points) {
+bool TapePlayer::are_bf16(const Op& op, const AssembledOps& ops, std::int64_t points) {
   bool all = ops.bf16.plain != nullptr;
   for (auto& in : ops.in)
-    all &= !in.narrow || values.value(in.value) != values.home_of(std::size_t(in.value));
+    all &= !in.may_be_bf16 || values.value(in.value) != values.home_of(std::size_t(in.value));
   for (auto& out : ops.out) {
-    if (!out.narrow) continue;
+    if (!out.bf16) continue;
     values.aim(op, out.value, out.into, points);
     all &= values.value(out.value) != values.home_of(std::size_t(out.value));
   }
@@ -205,27 +205,27 @@ bool TapePlayer::are_16_bit(const Op& op, const AssembledOps& ops, std::int64_t 
   for (auto& in : ops.in) {
     void*& x = values.value(in.value);
     const auto home = values.home_of(std::size_t(in.value));
-    if (!in.narrow || x == home) continue;
+    if (!in.may_be_bf16 || x == home) continue;
     const auto extent = values.plan.values[std::size_t(in.value)].extent;
     kernels().load(DType::bf16)(home, x, 1,
                                 points_of(extent, values.tile.outer, values.tile.inner));
     x = home;
   }
   for (auto& out : ops.out)
-    if (out.narrow) values.value(out.value) = values.home_of(std::size_t(out.value));
+    if (out.bf16) values.value(out.value) = values.home_of(std::size_t(out.value));
   return false;
 }
 // Returns the variant for outputs at their present addresses. A non-temporal store needs a full
 // cache line: rows of n elements must not share one.
-AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool narrow, bool by_row,
+AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool bf16, bool by_row,
                                    std::int64_t n) const {
   constexpr std::int64_t line = 64;
-  const AssembledVariants& variants = narrow ? ops.bf16 : ops.f32;
+  const AssembledVariants& variants = bf16 ? ops.bf16 : ops.f32;
   bool fits = variants.non_temporal != nullptr;
   for (auto& out : ops.out) {
     if (!fits || !out.non_temporal) continue;
     void* const to = values.values[out.value];
-    const std::int64_t row = n * (narrow && out.narrow ? 2 : 4);
+    const std::int64_t row = n * (bf16 && out.bf16 ? 2 : 4);
     fits = to != values.home_of(std::size_t(out.value)) && (!by_row || row % line == 0) &&
            reinterpret_cast<std::uintptr_t>(to) % line == 0;
   }
@@ -242,7 +242,7 @@ void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
   AssembledCall call;
   call.points = n / 16 * 16;
   call.rest = (1 << n % 16) - 1;  // mask of the lanes after the last full vector
-  const bool narrow = are_16_bit(op, ops, points);
+  const bool bf16 = are_bf16(op, ops, points);
   int arrays = 0, scalars = 0;
   std::int64_t step[most_arrays];
   const std::uint32_t* of_row[most_scalars];
@@ -250,20 +250,20 @@ void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
     auto* x = static_cast<std::uint32_t*>(values.value(in.value));
     if (in.broadcast == Broadcast::each || in.broadcast == Broadcast::along_row) {
       call.array[arrays] = x;
-      step[arrays++] = in.broadcast == Broadcast::each ? (narrow && in.narrow ? 2 : 4) * n : 0;
+      step[arrays++] = in.broadcast == Broadcast::each ? (bf16 && in.may_be_bf16 ? 2 : 4) * n : 0;
     } else {
       call.scalar[scalars] = *x;
       of_row[scalars++] = in.broadcast == Broadcast::of_row ? x : nullptr;
     }
   }
   for (auto& out : ops.out)  // after the inputs, because a value may be both
-    if (!out.narrow) values.aim(op, out.value, out.into, points);
+    if (!out.bf16) values.aim(op, out.value, out.into, points);
   for (auto& out : ops.out) {
     call.array[arrays] = values.value(out.value);
-    step[arrays++] = (narrow && out.narrow ? 2 : 4) * n;
+    step[arrays++] = (bf16 && out.bf16 ? 2 : 4) * n;
   }
 
-  const auto code = code_for(ops, narrow, count > 1, n);
+  const auto code = code_for(ops, bf16, count > 1, n);
   for (std::int64_t r = 0;;) {
     if (!ops.point.fetches_inputs) {
       const void* prefetch = ahead_.next_lines(n / 16);
@@ -282,7 +282,7 @@ void TapePlayer::load(const Op& op, std::int64_t n) {
   const std::int64_t bytes = haliax::bytes_of(access.dtype);
   std::byte* memory = values.memory_of(op, op.access, runs);
   if ((access.direct && (runs.count == 0 || dense(runs, n))) ||
-      (values.plan.values[std::size_t(op.out)].narrow && dense(runs, n))) {
+      (values.plan.values[std::size_t(op.out)].may_be_bf16 && dense(runs, n))) {
     values.value(op.out) = memory;
     expect(access, memory, n * bytes);
     return;

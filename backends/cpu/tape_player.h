@@ -33,8 +33,8 @@ class TapePlayer {
   void check_zero(const Op& op);
 
   void call(const Op& op, void* out, const void* const* in, std::int64_t n);
-  bool are_16_bit(const Op& op, const AssembledOps& ops, std::int64_t points);
-  AssembledCode code_for(const AssembledOps& ops, bool narrow, bool by_row, std::int64_t n) const;
+  bool are_bf16(const Op& op, const AssembledOps& ops, std::int64_t points);
+  AssembledCode code_for(const AssembledOps& ops, bool bf16, bool by_row, std::int64_t n) const;
   void expect(const Access& access, const std::byte* memory, std::int64_t bytes);
   std::int64_t pitch_of(int v) const;
   template <class F> void each_point(const Op& op, int ids, const F& f);

@@ -11,17 +11,17 @@ class VectorFunctions : public VectorRegisters {
   using VectorRegisters::VectorRegisters;
 
   void bits_and(const Vector& z, const Vector& x, const Operand& y) {
-    wide_ ? vpandd(z, x, y) : vpand(z, x, y);
+    avx512_ ? vpandd(z, x, y) : vpand(z, x, y);
   }
   void bits_or(const Vector& z, const Vector& x, const Operand& y) {
-    wide_ ? vpord(z, x, y) : vpor(z, x, y);
+    avx512_ ? vpord(z, x, y) : vpor(z, x, y);
   }
   void bits_xor(const Vector& z, const Vector& x, const Operand& y) {
-    wide_ ? vpxord(z, x, y) : vpxor(z, x, y);
+    avx512_ ? vpxord(z, x, y) : vpxor(z, x, y);
   }
   void round_to(const Vector& z, const Vector& x, DType to) {
     if (to == DType::f16) {
-      const Vector half(wide_ ? Operand::YMM : Operand::XMM, z.getIdx());
+      const Vector half(avx512_ ? Operand::YMM : Operand::XMM, z.getIdx());
       vcvtps2ph(half, x, 0);
       vcvtph2ps(z, half);
       return;
@@ -31,7 +31,7 @@ class VectorFunctions : public VectorRegisters {
     bits_and(t.z, t.z, literal(1u));
     vpaddd(t.z, t.z, literal(0x7fffu));
     vpaddd(t.z, t.z, x);
-    if (wide_) {
+    if (avx512_) {
       vcmpps(Opmask(scratch_mask), x, x, 3);
       vpord(t.z | Opmask(scratch_mask), x, literal(0x400000u));
     } else {
@@ -55,7 +55,7 @@ class VectorFunctions : public VectorRegisters {
 
   void exp(const Vector& z, const Vector& c) {  // overwrites c
     Temporary n(*this), q(*this);
-    if (!wide_) return exp_of_lanes(z, c, n.z, q.z);
+    if (!avx512_) return exp_avx2(z, c, n.z, q.z);
     const Opmask scaled(scratch_mask);
     vbroadcastss(n.z, at(-104.f));
     vmaxps(c, n.z, c);
@@ -65,18 +65,18 @@ class VectorFunctions : public VectorRegisters {
     exp_within(z, c, n.z, q.z);
     vscalefps(z | scaled | T_z, z, n.z);
   }
-  void exp_of_lanes(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
-    Xbyak::Label wide_range, done;
+  void exp_avx2(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
+    Xbyak::Label avx512_range, done;
     vandps(q, c, literal(0x7fffffffu));
     vcmpps(q, q, literal(87.f), 0x11);
     vtestps(q, literal(~0u));
-    jnc(wide_range, T_NEAR);
+    jnc(avx512_range, T_NEAR);
     exp_within(z, c, n, q);  // the common case: all results are normal numbers
     vcvtps2dq(n, n);
     vpslld(n, n, 23);
     vpaddd(z, z, n);
     jmp(done, T_NEAR);
-    L(wide_range);
+    L(avx512_range);
     Temporary scaled(*this);
     vcmpps(scaled.z, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: includes NaN
     vbroadcastss(n, at(89.f));

@@ -111,8 +111,8 @@ void VectorOps::unary(const PointCode::Op& op, int value) {
     case Code::ceil:
     case Code::round:
     case Code::trunc:
-      wide_ ? vrndscaleps(z, x, rounding_of(op.action.what))
-            : vroundps(z, x, rounding_of(op.action.what));
+      avx512_ ? vrndscaleps(z, x, rounding_of(op.action.what))
+              : vroundps(z, x, rounding_of(op.action.what));
       break;
     default:
       throw CannotAssemble();
@@ -127,7 +127,7 @@ void VectorOps::sign(const Vector& z, const Vector& x) {
   bits_and(z, x, literal(0x80000000u));
   bits_or(z, z, literal(1.f));
   constexpr std::uint8_t ordered_not_equal = 0xc, unordered_or_equal = 0x8;
-  if (wide_) {
+  if (avx512_) {
     vcmpps(Opmask(scratch_mask), x, zero.z, unordered_or_equal);
     vmovaps(z | Opmask(scratch_mask), x);
   } else {
@@ -183,7 +183,7 @@ void VectorOps::binary(const PointCode::Op& op, int value) {
         break;
       }
       op.action.what == Code::max ? vmaxps(z, x, y) : vminps(z, x, y);
-      if (wide_) {
+      if (avx512_) {
         vcmpps(Opmask(scratch_mask), x, x, 3);  // unordered
         vmovaps(z | Opmask(scratch_mask), x);
       } else {
@@ -213,7 +213,7 @@ void VectorOps::binary(const PointCode::Op& op, int value) {
   finish(op);
 }
 
-void VectorOps::compare_lanes(const PointCode::Op& op, int value) {
+void VectorOps::compare_avx2(const PointCode::Op& op, int value) {
   const auto what = op.action.what;
   if (what == Code::logical_not) {
     const bool is_test = places_[std::size_t(op.args[0])].kind == Place::test;
@@ -273,7 +273,7 @@ void VectorOps::finish_test(const PointCode::Op& op, int value, const Vector& z)
 }
 
 void VectorOps::compare(const PointCode::Op& op, int value) {
-  if (!wide_) return compare_lanes(op, value);
+  if (!avx512_) return compare_avx2(op, value);
   const int mine = take_test();
   const Opmask k(mine < 0 ? scratch_mask : mine);
   if (program::is_float_test(op.action.what)) {
@@ -328,7 +328,7 @@ void VectorOps::join(const PointCode::Op& op, int value) {
       places_[std::size_t(a)].kind == Place::test && places_[std::size_t(b)].kind == Place::test;
   const int mine = both ? take_test() : -1;
   if (mine < 0) return binary(op, value);
-  if (!wide_) {
+  if (!avx512_) {
     const Vector z = reg(mine), x = lanes_of(a), y = lanes_of(b);
     if (op.action.what == Code::bit_and)
       vpand(z, x, y);
@@ -352,7 +352,7 @@ void VectorOps::join(const PointCode::Op& op, int value) {
 void VectorOps::select(const PointCode::Op& op, int value) {
   const Vector no = vector(op.args[2]);
   const auto yes = last(op.args[1]);
-  if (!wide_) {
+  if (!avx512_) {
     const Vector lanes = lanes_of(op.args[0]), z = result(value);
     vblendvps(z, no, yes.get(), lanes);
     return finish(op);
@@ -373,7 +373,7 @@ void VectorOps::convert(const PointCode::Op& op, int value) {
   const Vector x = vector(op.args[0]), z = result(value);
   if (op.action.from == LaneType::i32)
     vcvtdq2ps(z, x);
-  else if (op.action.from == LaneType::u32 && wide_)
+  else if (op.action.from == LaneType::u32 && avx512_)
     vcvtudq2ps(z, x);
   else if (op.action.from == LaneType::u32)
     convert_halves(z, x);

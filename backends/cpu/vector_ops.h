@@ -30,9 +30,9 @@ class VectorOps : public VectorFunctions {
   void used(int value) {
     auto& place = places_[std::size_t(value)];
     if (--left_[std::size_t(value)] > 0) return;
-    if (place.kind == Place::vector || (place.kind == Place::test && !wide_))
+    if (place.kind == Place::vector || (place.kind == Place::test && !avx512_))
       free_.set(std::size_t(place.at));
-    if (place.kind == Place::test && wide_) free_tests_.set(std::size_t(place.at));
+    if (place.kind == Place::test && avx512_) free_tests_.set(std::size_t(place.at));
     place.kind = Place::nowhere;
   }
 
@@ -44,7 +44,7 @@ class VectorOps : public VectorFunctions {
       vmovq(Vector(z.getIdx()), from);
     else if (!is_part || has_register_of_part())
       vmovups(is_part ? register_of_part(z) : z, from);
-    else if (wide_)
+    else if (avx512_)
       vmovups(z | Opmask(rest_mask) | T_z, from);
     else
       vmaskmovps(z, reg(rest_lanes), from);
@@ -56,12 +56,12 @@ class VectorOps : public VectorFunctions {
       vmovq(to, Vector(z.getIdx()));
     else if (!is_part || has_register_of_part())
       vmovups(to, is_part ? register_of_part(z) : z);
-    else if (wide_)
+    else if (avx512_)
       vmovups(to | Opmask(rest_mask), z);
     else
       vmaskmovps(to, reg(rest_lanes), z);
   }
-  bool has_register_of_part() const { return part_ == 4 || (part_ == 8 && wide_); }
+  bool has_register_of_part() const { return part_ == 4 || (part_ == 8 && avx512_); }
   Vector register_of_part(const Vector& z) const {
     return Vector(part_ == 8 ? Operand::YMM : Operand::XMM, z.getIdx());
   }
@@ -70,7 +70,7 @@ class VectorOps : public VectorFunctions {
   Vector vector(int value) {
     auto& place = places_[std::size_t(value)];
     if (place.kind == Place::vector) return reg(place.at);
-    if (place.kind == Place::test && !wide_) {
+    if (place.kind == Place::test && !avx512_) {
       place.kind = Place::vector;
       vpsrld(reg(place.at), reg(place.at), 31);
       return reg(place.at);
@@ -139,7 +139,7 @@ class VectorOps : public VectorFunctions {
   };
   Last last(int value) {
     auto& place = places_[std::size_t(value)];
-    if (place.kind == Place::scalar && wide_) return {ptr_b[scalar_address(place.at)]};
+    if (place.kind == Place::scalar && avx512_) return {ptr_b[scalar_address(place.at)]};
     if (place.kind == Place::scalar) {
       Last number{{}, Vector(0), std::make_unique<Temporary>(*this)};
       vbroadcastss(number.copy->z, dword[scalar_address(place.at)]);
@@ -185,7 +185,7 @@ class VectorOps : public VectorFunctions {
   void unary(const PointCode::Op& op, int value);
   void binary(const PointCode::Op& op, int value);
   // Emits a comparison for AVX2: all bits of a lane of z are set where it holds.
-  void compare_lanes(const PointCode::Op& op, int value);
+  void compare_avx2(const PointCode::Op& op, int value);
   void finish_test(const PointCode::Op& op, int value, const Vector& z);
   void compare(const PointCode::Op& op, int value);
   // Emits a test of x for is_finite, is_nan or is_inf.

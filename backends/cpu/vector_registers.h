@@ -23,16 +23,16 @@ class VectorRegisters : protected Xbyak::CodeGenerator {
   // AVX-512: mask registers. The first one marks the elements of a register that is not full.
   static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;
 
-  VectorRegisters(std::size_t bytes, bool wide)
-      : CodeGenerator(bytes, Xbyak::DontSetProtectRWE), wide_(wide) {}
+  VectorRegisters(std::size_t bytes, bool avx512)
+      : CodeGenerator(bytes, Xbyak::DontSetProtectRWE), avx512_(avx512) {}
 
-  int lanes() const { return wide_ ? 16 : 8; }
+  int lanes() const { return avx512_ ? 16 : 8; }
   // Marks all registers as free.
   void free_all() {
-    free_ = wide_ ? 0xffffffff : 0xffff;
+    free_ = avx512_ ? 0xffffffff : 0xffff;
     free_tests_.set();
   }
-  Vector reg(int z) const { return Vector(wide_ ? Operand::ZMM : Operand::YMM, z); }
+  Vector reg(int z) const { return Vector(avx512_ ? Operand::ZMM : Operand::YMM, z); }
   int take() {
     for (int z = 0; z < 32; ++z)
       if (free_[std::size_t(z)]) {
@@ -51,7 +51,7 @@ class VectorRegisters : protected Xbyak::CodeGenerator {
     Temporary(const Temporary&) = delete;
   };
   int take_test() {
-    if (!wide_) return take();
+    if (!avx512_) return take();
     for (int k = first_test; k < 8; ++k)
       if (free_tests_[std::size_t(k)]) {
         free_tests_.reset(std::size_t(k));
@@ -63,7 +63,7 @@ class VectorRegisters : protected Xbyak::CodeGenerator {
 
   // Returns a constant that all lanes share, as the last operand of an instruction.
   Address literal(std::uint32_t bits) {
-    return wide_ ? ptr_b[rip + literals_[bits]] : ptr[rip + literals_[bits]];
+    return avx512_ ? ptr_b[rip + literals_[bits]] : ptr[rip + literals_[bits]];
   }
   Address literal(float x) { return literal(std::bit_cast<std::uint32_t>(x)); }
   // Returns a constant of 32 bits, to broadcast.
@@ -73,11 +73,11 @@ class VectorRegisters : protected Xbyak::CodeGenerator {
     align(32);
     for (auto& [bits, label] : literals_) {
       L(label);
-      for (int lane = 0; lane < (wide_ ? 1 : 8); ++lane) dd(bits);
+      for (int lane = 0; lane < (avx512_ ? 1 : 8); ++lane) dd(bits);
     }
   }
 
-  const bool wide_;  // AVX-512
+  const bool avx512_;  // else AVX2
   std::bitset<32> free_;
   std::bitset<8> free_tests_;
   std::map<std::uint32_t, Xbyak::Label> literals_;
