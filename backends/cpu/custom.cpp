@@ -29,16 +29,44 @@ void* packing_memory(std::int64_t bytes) {
 bool has_unit_strides(const Matmul& p) {
   return (p.a_m == 1 || p.a_k == 1) && (p.b_k == 1 || p.b_n == 1);
 }
+// Returns out^T = b^T a^T.
+program::HostProduct transposed(const program::HostProduct& p) {
+  return {.m = p.n,
+          .n = p.m,
+          .k = p.k,
+          .dtype = p.dtype,
+          .a = p.b,
+          .a_m = p.b_n,
+          .a_k = p.b_k,
+          .b = p.a,
+          .b_k = p.a_k,
+          .b_n = p.a_m,
+          .out = p.out,
+          .out_m = p.out_n,
+          .out_n = p.out_m};
+}
+// Requires out_n = 1.
+Matmul matmul_of(const program::HostProduct& p) {
+  return {.m = p.m,
+          .n = p.n,
+          .k = p.k,
+          .type = p.dtype,
+          .a = p.a,
+          .a_m = p.a_m,
+          .a_k = p.a_k,
+          .b = p.b,
+          .b_k = p.b_k,
+          .b_n = p.b_n,
+          .c = p.out,
+          .c_m = p.out_m,
+          .out = p.dtype,
+          .accumulate = false};
+}
 bool multiply(const program::HostProduct& p) {
   if (p.dtype != DType::f32 && p.dtype != DType::bf16) return false;
   if (p.m == 0 || p.n == 0 || p.k == 0) return false;
-  Matmul matmul{p.m, p.n,   p.k,   p.dtype, p.a,     p.a_m,   p.a_k,
-                p.b, p.b_k, p.b_n, p.out,   p.out_m, p.dtype, false};
-  if (p.out_n != 1) {  // computes the transposed result
-    if (p.out_m != 1) return false;
-    matmul = {p.n, p.m,   p.k,   p.dtype, p.b,     p.b_n,   p.b_k,
-              p.a, p.a_k, p.a_m, p.out,   p.out_n, p.dtype, false};
-  }
+  if (p.out_n != 1 && p.out_m != 1) return false;
+  const Matmul matmul = p.out_n == 1 ? matmul_of(p) : matmul_of(transposed(p));
   const auto* kernel = matmul_kernel(p.dtype);
   if (kernel && kernel->only_small && !has_unit_strides(matmul)) kernel = kernels().matmul;
   if (!kernel) return false;

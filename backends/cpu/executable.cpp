@@ -215,7 +215,9 @@ class ParallelLoopStep final : public CompiledStep {
       : start_(outermost.loop.parallel_slot_start), bytes_(outermost.loop.parallel_slot_bytes) {
     const auto nest = program::parallel_nest(outermost);
     for (const Step* loop : nest) {
-      loops_.push_back({loop->loop.variable, loop->loop.trips, loop->loop.reverse});
+      loops_.push_back({.variable = loop->loop.variable,
+                        .trips = loop->loop.trips,
+                        .reverse = loop->loop.reverse});
       iterations_ *= loop->loop.trips;
     }
     const auto& program = context.program;
@@ -231,9 +233,10 @@ class ParallelLoopStep final : public CompiledStep {
     const auto workers = std::clamp<std::int64_t>(
         iterations_, 1, std::min(outermost.loop.parallel_slots, context.workers));
     for (std::int64_t w = 0; w < workers; ++w)
-      workers_.push_back({LoopBody(nest.back()->body, nest.back()->body, one_worker),
-                          std::vector<std::byte*>(program.slots.size() + 1),
-                          std::vector<std::int64_t>(static_cast<std::size_t>(program.loops) + 1)});
+      workers_.push_back(
+          {.body = LoopBody(nest.back()->body, nest.back()->body, one_worker),
+           .slots = std::vector<std::byte*>(program.slots.size() + 1),
+           .loops = std::vector<std::int64_t>(static_cast<std::size_t>(program.loops) + 1)});
   }
   void run(Frame& frame) override {
     for (std::size_t w = 0; w < workers_.size(); ++w) {
@@ -243,21 +246,21 @@ class ParallelLoopStep final : public CompiledStep {
       for (auto s : private_slots_) state.slots[s] += static_cast<std::int64_t>(w) * bytes_;
       state.recorder = frame.recorder ? &frame.recorder->for_worker(static_cast<int>(w)) : nullptr;
     }
-    parallel_for(iterations_, static_cast<int>(workers_.size()),
-                 [&](std::int64_t iteration, int worker) {
-                   Worker& state = workers_[static_cast<std::size_t>(worker)];
-                   for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
-                     state.loops[static_cast<std::size_t>(l->variable)] =
-                         l->reverse ? l->trips - 1 - iteration % l->trips : iteration % l->trips;
-                     iteration /= l->trips;
-                   }
-                   Frame mine{state.slots.data(), state.loops.data()};
-                   mine.recorder = state.recorder;
-                   if (state.body.has_function(mine))
-                     state.body.run_function(mine);
-                   else
-                     state.body.run_steps(mine);
-                 });
+    parallel_for(
+        iterations_, static_cast<int>(workers_.size()), [&](std::int64_t iteration, int worker) {
+          Worker& state = workers_[static_cast<std::size_t>(worker)];
+          for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
+            state.loops[static_cast<std::size_t>(l->variable)] =
+                l->reverse ? l->trips - 1 - iteration % l->trips : iteration % l->trips;
+            iteration /= l->trips;
+          }
+          Frame mine{
+              .slots = state.slots.data(), .loops = state.loops.data(), .recorder = state.recorder};
+          if (state.body.has_function(mine))
+            state.body.run_function(mine);
+          else
+            state.body.run_steps(mine);
+        });
   }
 
  private:
@@ -355,7 +358,9 @@ class Run {
   explicit Run(const Program& program)
       : slots_(program.slots.size() + 1), loops_(static_cast<std::size_t>(program.loops) + 1),
         calls_(static_cast<std::size_t>(program.calls)),
-        steps_(program.steps, Context{program, static_cast<int>(program.slots.size()), threads()}) {
+        steps_(program.steps, Context{.program = program,
+                                      .arena_slot = static_cast<int>(program.slots.size()),
+                                      .workers = threads()}) {
     for (std::size_t s = 0; s < program.slots.size(); ++s) {
       const Slot& slot =
           program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
@@ -373,7 +378,11 @@ class Run {
                                                   : static_cast<std::byte*>(results[at]);
     }
     slots_.back() = memory;
-    Frame frame{slots_.data(), loops_.data(), communicator, calls_.data(), recorder};
+    Frame frame{.slots = slots_.data(),
+                .loops = loops_.data(),
+                .communicator = communicator,
+                .calls = calls_.data(),
+                .recorder = recorder};
     try {
       steps_.run(frame);
     } catch (...) {

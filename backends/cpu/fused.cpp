@@ -210,9 +210,11 @@ class FusedStep final : public CompiledStep {
       return;
     for (std::size_t a = 0; a < run_.bases.size(); ++a) {
       const Access& access = plan_.accesses[a];
-      run_.bases[a] = access.iota ? FusedRun::Base{nullptr, access.start + access.view.offset +
-                                                                access.place.loop_offset(frame)}
-                                  : FusedRun::Base{access.place.at(frame), 0};
+      if (access.iota)
+        run_.bases[a] = {.start =
+                             access.start + access.view.offset + access.place.loop_offset(frame)};
+      else
+        run_.bases[a] = {.memory = access.place.at(frame)};
     }
     if (!plan_.prologue.empty()) Worker(run_).run_once(plan_.prologue);
     run_.partials = plan_.scratch_bytes ? scratch_.at(frame) : nullptr;

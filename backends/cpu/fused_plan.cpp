@@ -414,14 +414,16 @@ FusedPlan plan_fused(const Fused& step, const Context* context) {
     throw Error("[fused] more outer dimensions than dimensions");
   // few registers: all of them fit into L1
   const std::int64_t tile = fused.code.size() <= 10 ? 4096 : 1024;
-  FusedPlan plan = plan_within(fused, context, {tile, true, true});
-  if (plan.register_bytes > rows_bytes) plan = plan_within(fused, context, {tile, false, true});
+  FusedPlan plan =
+      plan_within(fused, context, {.elements = tile, .may_join = true, .may_keep = true});
+  if (plan.register_bytes > rows_bytes)
+    plan = plan_within(fused, context, {.elements = tile, .may_join = false, .may_keep = true});
   auto fits = [&] {
     return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <=
            workspace_bytes;
   };
   for (std::int64_t smaller = 1024; !fits() && smaller >= 1; smaller /= 2)
-    plan = plan_within(fused, context, {smaller, false, false});
+    plan = plan_within(fused, context, {.elements = smaller, .may_join = false, .may_keep = false});
   if (!fits()) throw Error("[fused] too many values are live at once");
   return plan;
 }

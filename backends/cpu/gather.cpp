@@ -119,7 +119,8 @@ class GatherStep final : public CompiledStep {
           if (extends)
             ++last->count;
           else if ((few = pieces.count < most))
-            pieces.list[std::size_t(pieces.count++)] = {first + j, 1, offsets[j]};
+            pieces.list[std::size_t(pieces.count++)] = {
+                .first = first + j, .count = 1, .offset = offsets[j]};
         }
       };
       lines_.each(first, std::min(size, first + PickedLines::segment), add);

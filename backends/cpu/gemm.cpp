@@ -68,23 +68,25 @@ bool has_unit_strides(const GemmShape& s) {
 }
 Matmul matmul_of(const GemmShape& s, const void* a, const void* b, void* out,
                  const KernelBlockMask& block_mask, const MatmulTaps& taps) {
-  return {s.m,
-          s.n,
-          s.k,
-          s.a,
-          a,
-          s.a_stride[1],
-          s.a_stride[2],
-          b,
-          s.b_stride[1],
-          s.b_stride[2],
-          out,
-          s.out_stride[1],
-          s.out,
-          s.accumulate,
-          block_mask,
-          taps.empty() ? nullptr : taps.data(),
-          std::int64_t(taps.size())};
+  return {
+      .m = s.m,
+      .n = s.n,
+      .k = s.k,
+      .type = s.a,
+      .a = a,
+      .a_m = s.a_stride[1],
+      .a_k = s.a_stride[2],
+      .b = b,
+      .b_k = s.b_stride[1],
+      .b_n = s.b_stride[2],
+      .c = out,
+      .c_m = s.out_stride[1],
+      .out = s.out,
+      .accumulate = s.accumulate,
+      .block_mask = block_mask,
+      .taps = taps.empty() ? nullptr : taps.data(),
+      .tap_count = std::int64_t(taps.size()),
+  };
 }
 void check(dnnl_status_t status) {
   if (status != dnnl_success) throw Error("[dot] oneDNN failed to run a matmul");

@@ -183,11 +183,17 @@ class GemvStep final : public CompiledStep {
                 std::int64_t depth) const {
     const auto& p = plan_;
     x += k * p.k.a * bytes_of(x_type_);
-    const bool is_aligned = x_type_ == DType::f32 && p.k.a == 1;
-    auto* dense = reinterpret_cast<float*>(workspace()) + widest;
-    if (!is_aligned) kernels().load(x_type_)(dense, x, p.k.a, depth);
-    kernels().gemv({n, depth, is_aligned ? reinterpret_cast<const float*>(x) : dense, w,
-                    p.rows_are_n ? p.n.b : p.k.b, w_type_, p.rows_are_n, y});
+    const bool is_dense = x_type_ == DType::f32 && p.k.a == 1;
+    auto* converted = reinterpret_cast<float*>(workspace()) + widest;
+    if (!is_dense) kernels().load(x_type_)(converted, x, p.k.a, depth);
+    kernels().gemv({.n = n,
+                    .k = depth,
+                    .x = is_dense ? reinterpret_cast<const float*>(x) : converted,
+                    .w = w,
+                    .pitch = p.rows_are_n ? p.n.b : p.k.b,
+                    .type = w_type_,
+                    .rows_are_n = p.rows_are_n,
+                    .y = y});
   }
   void store(std::byte* out, std::int64_t point, std::int64_t n, std::int64_t count,
              float* sums) const {

@@ -221,7 +221,8 @@ void matmul(const Matmul& p, void* scratch) {
 }  // namespace
 
 const MatmulKernel& kernel() {
-  static constexpr MatmulKernel all{matmul, scratch_bytes, true};
+  static constexpr MatmulKernel all{
+      .run = matmul, .scratch_bytes = scratch_bytes, .only_small = true};
   return all;
 }
 

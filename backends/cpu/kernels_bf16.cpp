@@ -402,7 +402,8 @@ void matmul(const Matmul& p, void* scratch) {
 }  // namespace
 
 const MatmulKernel& kernel() {
-  static constexpr MatmulKernel all{matmul, scratch_bytes, false, true};
+  static constexpr MatmulKernel all{
+      .run = matmul, .scratch_bytes = scratch_bytes, .sums_taps = true};
   return all;
 }
 

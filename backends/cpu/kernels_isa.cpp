@@ -60,15 +60,33 @@ constexpr const char* name_of_isa =
 }  // namespace
 
 const Kernels& table() {
-  static constexpr Kernels kernels{name_of_isa,    find_map,        find_of_registers,
-                                   exp_difference, find_cast,       find_wrap,
-                                   count_rows,     find_load,       find_store,
-                                   find_load_rows, find_store_rows, copy_rows,
-                                   add_ids,        gather_values,   words_or_none,
-                                   find_reduction, multiply_lane,   widen,
-                                   narrow,         matmul_or_none,  gemv,
-                                   running_sums,   stencil,         correlation,
-                                   sort_block};
+  static constexpr Kernels kernels{
+      .name = name_of_isa,
+      .map = find_map,
+      .of_registers = find_of_registers,
+      .exp_difference = exp_difference,
+      .cast = find_cast,
+      .wrap = find_wrap,
+      .count = count_rows,
+      .load = find_load,
+      .store = find_store,
+      .load_rows = find_load_rows,
+      .store_rows = find_store_rows,
+      .copy_rows = copy_rows,
+      .add_ids = add_ids,
+      .gather_values = gather_values,
+      .gather_words = words_or_none,
+      .reduce = find_reduction,
+      .multiply = multiply_lane,
+      .f32_to_f64 = widen,
+      .f64_to_f32 = narrow,
+      .matmul = matmul_or_none,
+      .gemv = gemv,
+      .running_sums = running_sums,
+      .stencil = stencil,
+      .correlation = correlation,
+      .sort_block = sort_block,
+  };
   return kernels;
 }
 

@@ -95,7 +95,13 @@ class LoopContractStep final : public CompiledStep {
                each_run(columns, stride,
                         [&](std::int64_t column, std::int64_t offset, std::int64_t column_stride,
                             std::int64_t n) {
-                          f(Piece{row, column, m, n, at + offset, row_stride, column_stride});
+                          f(Piece{.row = row,
+                                  .column = column,
+                                  .rows = m,
+                                  .columns = n,
+                                  .offset = at + offset,
+                                  .row_stride = row_stride,
+                                  .column_stride = column_stride});
                         });
              });
   }

@@ -28,7 +28,7 @@ bool is_word(DType d) { return d == DType::f32 || d == DType::i32 || d == DType:
 bool has_lane(DType d) { return is_word(d) || (d == DType::bf16 && can_assemble_bf16()); }
 PointOp point_op(const std::vector<Instr>& code, const Instr& in) {
   const DType first = in.code == Code::select ? in.dtype : code[std::size_t(in.args[0])].dtype;
-  return {PointOp::code, in.code, lane_type_of(first), in.dtype};
+  return {.action = PointOp::code, .what = in.code, .from = lane_type_of(first), .to = in.dtype};
 }
 bool is_vector_code(const Fused& f, const Instr& in) {
   const auto operand = [&](int k) -> const Instr& { return f.code[std::size_t(in.args[k])]; };
@@ -118,8 +118,11 @@ Nest nest_with_accesses(const Fused& f, const Context& context) {
     nest.access.push_back(-1);
     if (accesses_memory(in.code) || in.code == Code::iota) {
       nest.access.back() = int(nest.accesses.size());
-      nest.accesses.push_back({in.view, program::access_strides(f, f.code[i]),
-                               in.code == Code::iota, in.integer, is_overwritten(f, in, context)});
+      nest.accesses.push_back({.view = in.view,
+                               .strides = program::access_strides(f, f.code[i]),
+                               .iota = in.code == Code::iota,
+                               .start = in.integer,
+                               .overwritten = is_overwritten(f, in, context)});
     }
     nest.code.push_back(std::move(in));
   }
@@ -191,10 +194,11 @@ std::optional<Nest> nest_of(const program::Step& step, const Context& context, b
   Fused copy;
   if (step.kind == program::Kind::copy) {
     const program::Copy& c = step.copy;
-    copy = {c.dims,
-            int(c.dims.size()),
-            {{.code = Code::load, .dtype = c.x.dtype, .view = c.x},
-             {.code = Code::store, .dtype = c.x.dtype, .args = {0, -1, -1, -1}, .view = c.out}}};
+    copy = {.dims = c.dims,
+            .outer = int(c.dims.size()),
+            .code = {
+                {.code = Code::load, .dtype = c.x.dtype, .view = c.x},
+                {.code = Code::store, .dtype = c.x.dtype, .args = {0, -1, -1, -1}, .view = c.out}}};
   }
   const Fused& f = step.kind == program::Kind::copy ? copy : step.fused;
   const std::int64_t points = program::points(f.dims);

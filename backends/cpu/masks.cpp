@@ -151,7 +151,10 @@ Unmasked::Unmasked(const Fused& fused) : fused_(fused) {
     for (auto [i, sign] : mask->positions) {
       auto& at = fused.code[std::size_t(i)];
       const auto n = at.dim < 0 ? 1 : fused.dims[std::size_t(at.dim)];
-      ranges.push_back({Place(at.view), at.integer + at.view.offset, at.stride * (n - 1), sign});
+      ranges.push_back({.place = Place(at.view),
+                        .start = at.integer + at.view.offset,
+                        .reach = at.stride * (n - 1),
+                        .sign = sign});
       moves |= !at.view.terms.empty();
     }
     masks_.emplace_back(std::move(*mask), std::move(ranges));

@@ -394,7 +394,10 @@ void NestCode::emit_function(int value) {
   const bool converts =
       in.code == Code::cast && in.dtype == DType::f32 && lane_type_of(first) != LaneType::f32;
   if (converts) {
-    op.action = {PointOp::convert, Code::cast, lane_type_of(first), in.dtype};
+    op.action = {.action = PointOp::convert,
+                 .what = Code::cast,
+                 .from = lane_type_of(first),
+                 .to = in.dtype};
     return make(op, value);
   }
   if (in.code == Code::cast || in.code == Code::bitcast) {
@@ -403,8 +406,10 @@ void NestCode::emit_function(int value) {
     return finish(op);
   }
   const bool negates = in.code == Code::bit_not && in.dtype == DType::boolean;
-  op.action = {PointOp::code, negates ? Code::logical_not : in.code,
-               lane_type_of(in.code == Code::select ? in.dtype : first), in.dtype};
+  op.action = {.action = PointOp::code,
+               .what = negates ? Code::logical_not : in.code,
+               .from = lane_type_of(in.code == Code::select ? in.dtype : first),
+               .to = in.dtype};
   make(op, value);
 }
 void NestCode::emit_store(int value) {

@@ -65,7 +65,12 @@ class Ids {
  private:
   IdRun run_of(std::size_t k, const void* ids, DType dtype, std::int64_t step) const {
     const program::Indexed& indexed = indexed_[k];
-    return {ids, dtype, step, indexed.size, indexed.stride, clamp_ && indexed.size > 0};
+    return {.ids = ids,
+            .dtype = dtype,
+            .step = step,
+            .size = indexed.size,
+            .stride = indexed.stride,
+            .clamps = clamp_ && indexed.size > 0};
   }
   const std::vector<program::Indexed>& indexed_;
   std::vector<Place> places_;

@@ -89,7 +89,12 @@ class ScatterStep final : public CompiledStep {
     PartOfDim part;
   };
   Block block_of(std::int64_t block) const {
-    Block b{lines_.rows(), 0, lines_.run_size(), 0, lines_.runs(), {}};
+    Block b{.rows = lines_.rows(),
+            .first_column = 0,
+            .columns = lines_.run_size(),
+            .first_run = 0,
+            .last_run = lines_.runs(),
+            .part = {}};
     if (part_.last > 0) {
       b.part = {part_.dim, block * positions_, std::min(part_.last, (block + 1) * positions_)};
       b.rows = b.rows / part_.last * (b.part.last - b.part.first);

@@ -166,7 +166,8 @@ class StencilPlan {
     for (std::size_t d = 0; d < to.size(); ++d) {
       if (d == column || fused.dims[d] == 1) continue;
       if (to[d] == 0) return false;
-      outer.push_back({fused.dims[d], xs[d], ws[d], starts[d], to[d]});
+      outer.push_back(
+          {.n = fused.dims[d], .x = xs[d], .weight = ws[d], .start = starts[d], .out = to[d]});
     }
     return work >= least_work;
   }
@@ -204,7 +205,7 @@ class StencilPlan {
         row = row->second.empty() ? by_row.erase(row) : std::next(row);
       }
       taps.offsets.push_back(offset);
-      const Stencil::Run run{1, first, end - first};
+      const Stencil::Run run{.taps = 1, .first = first, .count = end - first};
       auto* last = taps.runs.empty() ? nullptr : &taps.runs.back();
       if (last && last->first == run.first && last->count == run.count)
         ++last->taps;

@@ -85,8 +85,8 @@ inline bool dense(const Runs& runs, std::int64_t n) {
 // The memory of a step during a run, which all threads share.
 struct FusedRun {
   struct Base {
-    std::byte* memory;
-    std::int64_t start;  // iota
+    std::byte* memory = nullptr;
+    std::int64_t start = 0;  // iota
   };
   const FusedPlan& plan;
   std::byte* pool = nullptr;
