@@ -1,4 +1,4 @@
-// Analyzes a fused step: which instructions are needed, which dims are rows, and where each
+// Plan: analyzes a fused step: which instructions are needed, which dims are rows, and where each
 // instruction is computed.
 #include <algorithm>
 

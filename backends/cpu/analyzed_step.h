@@ -1,4 +1,4 @@
-// A fused step with the facts that its plan needs (fused_plan.cpp). The stages, in order:
+// Plan: a fused step with the facts that its plan needs. The passes of fused_plan.cpp, in order:
 //   analyze        which instructions are needed, and which dims are rows
 //   choose_tiles   the order of dims, and the sizes of tiles
 //   find_masks     the masks that hide ends of rows

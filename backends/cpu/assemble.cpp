@@ -1,4 +1,4 @@
-// The pass that merges elementwise ops of a tape into assembled ops; see assemble.h.
+// Plan: merges elementwise ops of a tape into assembled ops; see assemble.h.
 #include "assemble.h"
 
 #include <algorithm>

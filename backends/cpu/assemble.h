@@ -1,6 +1,6 @@
-// Compiles consecutive elementwise ops of a tape into one function of machine code when a step is
-// compiled. Intermediates stay in vector registers, where separate ops would read and write a tile.
-// Requires AVX2 or AVX-512; on other machines the ops stay separate.
+// Plan: compiles consecutive elementwise ops of a tape into one function of machine code when a
+// step is compiled. Intermediates stay in vector registers, where separate ops would read and write
+// a tile. Requires AVX2 or AVX-512; on other machines the ops stay separate.
 //
 // In: tapes from the planner. Out: tapes in which such ops are one op of kind `assembled`. Always:
 // the bits of an element do not depend on its position in a tile.

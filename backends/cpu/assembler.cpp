@@ -1,6 +1,6 @@
-// Machine code for elementwise ops, for 16 values of 32 bits at a time. With AVX-512 they occupy
-// one register, and tests (comparison results) are mask registers. With AVX2 they are two halves,
-// one after the other, and a test has all bits of a lane set.
+// Kernel: machine code for elementwise ops, for 16 values of 32 bits at a time. With AVX-512 they
+// occupy one register, and tests (comparison results) are mask registers. With AVX2 they are two
+// halves, one after the other, and a test has all bits of a lane set.
 #include "assemble.h"
 
 #if defined(HALIAX_XBYAK)

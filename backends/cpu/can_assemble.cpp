@@ -1,4 +1,4 @@
-// Which elementwise ops the assembler translates to machine code, and the key of its cache.
+// Plan: which elementwise ops the assembler translates to machine code, and the key of its cache.
 #include <string_view>
 
 #include "assemble.h"

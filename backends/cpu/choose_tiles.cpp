@@ -1,4 +1,5 @@
-// Chooses the tiles of a fused step: the order of its dims, and the sizes of boxes and blocks.
+// Plan: chooses the tiles of a fused step: the order of its dims, and the sizes of boxes and
+// blocks.
 #include <algorithm>
 
 #include "analyzed_step.h"

@@ -1,5 +1,5 @@
-// Contractions. Batch, m, n and k dims of any count and with any strides become a set of matmuls
-// (program/matrices.h). Blocks of them run in oneDNN or in a kernel of this backend.
+// Run: contractions. Batch, m, n and k dims of any count and with any strides become a set of
+// matmuls (program/matrices.h). Blocks of them run in oneDNN or in a kernel of this backend.
 #include <bit>
 #include <optional>
 

@@ -1,4 +1,4 @@
-// The plan of a correlation, and its step.
+// Plan and run: correlations.
 #include "correlation.h"
 
 #include <algorithm>

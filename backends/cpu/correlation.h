@@ -1,5 +1,5 @@
-// Contractions of windows with an array that lacks the kernel axes: the gradient of the weight of a
-// depthwise convolution. Each result is a sum of products of rows with shifted rows.
+// Plan: contractions of windows with an array that lacks the kernel axes: the gradient of the
+// weight of a depthwise convolution. Each result is a sum of products of rows with shifted rows.
 #pragma once
 #include "step.h"
 

@@ -1,5 +1,5 @@
-// Functions of the user, split into blocks of elements for the workers. Functions of the library
-// may call the matmul kernel of this backend (program/host_product.h).
+// Run: functions of the user, split into blocks of elements for the workers. Functions of the
+// library may call the matmul kernel of this backend (program/host_product.h).
 #include <algorithm>
 #include <memory>
 #include <new>

@@ -1,4 +1,4 @@
-// The CPU device, and its executables: programs as lists of compiled steps.
+// Plan and run: the CPU device, and its executables, which are lists of compiled steps.
 #include <algorithm>
 #include <cstdlib>
 #include <new>

@@ -1,4 +1,4 @@
-// Executes fused steps: boxes on several threads, their levels, and masked rows.
+// Run: fused steps, that is, boxes on several threads, their levels, and masked rows.
 #include "fused.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The plan of a fused step: tapes of operations over tiles.
+// Plan: a fused step as tapes of operations over tiles.
 //
 // The iteration space is outer elements times inner elements. Both spaces are split into boxes. A
 // tile is one outer box times one inner box, and its values are stored in registers (arrays in the

@@ -1,4 +1,5 @@
-// Plans a fused step: translates its instructions into tapes over tiles.
+// Plan: runs the passes of a fused step (analyzed_step.h), and translates its instructions into
+// tapes over tiles.
 #include <algorithm>
 
 #include "assemble.h"

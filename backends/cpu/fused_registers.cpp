@@ -1,4 +1,4 @@
-// Register allocation: assigns an offset to each value of the tapes.
+// Plan: register allocation assigns an offset to each value of the tapes.
 #include <algorithm>
 #include <map>
 

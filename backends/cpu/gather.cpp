@@ -1,4 +1,4 @@
-// Gathers: reads of a table at positions that ids select.
+// Run: gathers, which read a table at positions that ids select.
 #include <algorithm>
 #include <array>
 #include <limits>

@@ -1,4 +1,5 @@
-// Matmuls by oneDNN or by a kernel of this backend, with a cache of oneDNN primitives by shape.
+// Plan and run: matmuls by oneDNN or by a kernel of this backend, with a cache of oneDNN primitives
+// by shape.
 #include "gemm.h"
 
 #include <dnnl.hpp>

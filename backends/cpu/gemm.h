@@ -1,5 +1,5 @@
-// A matmul, or a batch of matmuls, on one thread. It runs in oneDNN, or in a kernel of this backend
-// where that is faster.
+// Run: a matmul, or a batch of matmuls, on one thread. It runs in oneDNN, or in a kernel of this
+// backend where that is faster.
 #pragma once
 #include <cstdint>
 #include <memory>

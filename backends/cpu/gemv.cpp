@@ -1,5 +1,5 @@
-// Vector-matrix products, such as those of a model that generates one token at a time. They read
-// each element of the matrix once, so memory bandwidth bounds their time.
+// Plan and run: vector-matrix products, such as those of a model that generates one token at a
+// time. They read each element of the matrix once, so memory bandwidth bounds their time.
 #include <algorithm>
 #include <cstring>
 #include <optional>

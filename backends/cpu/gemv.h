@@ -1,4 +1,4 @@
-// Vector-matrix products (BLAS: gemv) at memory bandwidth.
+// Plan: vector-matrix products (BLAS: gemv) at memory bandwidth.
 #pragma once
 #include <optional>
 

@@ -1,5 +1,5 @@
-// Selection of the instruction set: the best one of this machine, or a lower one that HALIAX_ISA
-// sets.
+// Kernels: selection of the instruction set, the best one of this machine, or a lower one that
+// HALIAX_ISA sets.
 #if defined(HALIAX_AMX)
 #include <cpuid.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-// Machine code of steps; see loop_code.h.
+// Plan: the steps of a loop as one function of machine code; see loop_code.h.
 #include "loop_code.h"
 
 #if defined(HALIAX_XBYAK)

@@ -1,7 +1,7 @@
-// Compiles the small steps of a loop into one function of machine code, in which no step costs a
-// dispatch. Small elementwise steps, sums of rows, copies and matmuls become instructions on vector
-// registers, and loops in loops become jumps. Other steps are called. Values between steps stay in
-// the first-level cache.
+// Plan: compiles the small steps of a loop into one function of machine code, in which no step
+// costs a dispatch. Small elementwise steps, sums of rows, copies and matmuls become instructions
+// on vector registers, and loops in loops become jumps. Other steps are called. Values between
+// steps stay in the first-level cache.
 //
 // In: the steps of a loop, or of the body of a parallel loop. Out: a function that runs them, or
 // null: no step is small, or there is no assembler (another processor, or executable memory is not

@@ -1,4 +1,4 @@
-// Small contractions, and those of dtypes that oneDNN does not support.
+// Run: small contractions, and those of dtypes that oneDNN does not support.
 #include "loop_contract.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A step that computes a contraction without a matmul kernel.
+// Plan: a step that computes a contraction without a matmul kernel.
 #pragma once
 #include <memory>
 

@@ -1,4 +1,4 @@
-// The choice of loops and lanes for small steps; see loop_nest.h.
+// Plan: chooses the loops and the lanes of small steps; see loop_nest.h.
 #include "loop_nest.h"
 
 #include <algorithm>

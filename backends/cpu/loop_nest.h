@@ -1,4 +1,4 @@
-// A small step of a loop body as counted loops around vector registers, for loop_code.h.
+// Plan: a small step of a loop body as counted loops around vector registers, for loop_code.h.
 #pragma once
 #include <optional>
 #include <vector>

@@ -1,4 +1,4 @@
-// Finds masks of positions among the instructions of a fused step.
+// Plan: finds masks of positions among the instructions of a fused step.
 #include "masks.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Masks of positions: comparisons of positions along dims and loop indices, as in causal attention.
-// Two optimizations use them:
+// Plan: masks of positions, which compare positions along dims and loop indices, as in causal
+// attention. Two optimizations use them:
 // - Where all masks hold at all elements of a step, a variant of the step without masks runs. For
 //   example, attention needs no mask in tiles below the diagonal.
 // - All elements of a row that masks hide at its end have equal values. The step computes one of

@@ -1,4 +1,4 @@
-// Chooses the matrices of a contraction, the blocks that run in parallel, and their kernel.
+// Plan: chooses the matrices of a contraction, the blocks that run in parallel, and their kernel.
 #include "matmul_plan.h"
 
 #include <algorithm>

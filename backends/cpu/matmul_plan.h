@@ -1,4 +1,4 @@
-// The plan of a contraction that runs as matmuls: their matrices, blocks and kernels.
+// Plan: a contraction as matmuls: their matrices, blocks and kernels.
 #pragma once
 #include <cstdint>
 #include <memory>

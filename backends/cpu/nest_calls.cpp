@@ -1,4 +1,4 @@
-// Calls of kernels from nests: for functions without code of their own.
+// Kernel: calls of kernels from nests, for functions without code of their own.
 #if defined(HALIAX_XBYAK)
 #include "nest_code.h"
 

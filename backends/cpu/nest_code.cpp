@@ -1,4 +1,4 @@
-// Counted loops, cursors and fused steps of nest_code.h.
+// Kernel: the counted loops, cursors and fused steps of nest_code.h.
 #if defined(HALIAX_XBYAK)
 #include "nest_code.h"
 

@@ -1,4 +1,4 @@
-// Machine code of the nests of loop_nest.h.
+// Kernel: emits the machine code of the nests of loop_nest.h.
 #pragma once
 #include <functional>
 #include <map>

@@ -1,4 +1,4 @@
-// Reductions and matmuls of nest_code.h.
+// Kernel: the reductions and matmuls of nest_code.h.
 #if defined(HALIAX_XBYAK)
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-// Rewrites one-hot sums and updates of a fused step as accesses to one element.
+// Plan: rewrites one-hot sums and updates of a fused step as accesses to one element.
 #include "one_hot.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// One-hot sums and updates of a fused step, as accesses to one element of a row.
+// Plan: one-hot sums and updates of a fused step, as accesses to one element of a row.
 #pragma once
 #include "program/program.h"
 

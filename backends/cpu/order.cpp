@@ -1,4 +1,4 @@
-// Sorts and running sums along lines.
+// Plan and run: sorts and running sums along lines.
 #include <bit>
 #include <concepts>
 #include <limits>

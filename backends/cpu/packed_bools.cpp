@@ -1,4 +1,4 @@
-// The rewriting of bools to words; see packed_bools.h.
+// Plan: rewrites bools to words; see packed_bools.h.
 #include "packed_bools.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Fused steps of bools only, as steps of 32-bit words that hold four bools each.
+// Plan: fused steps of bools only, as steps of 32-bit words that hold four bools each.
 #pragma once
 #include <optional>
 

@@ -1,5 +1,5 @@
-// The elements of a gather or a scatter, as lines of positions that ids select. The ids of a line
-// are resolved to offsets first; the elements are then moved in a loop over these offsets.
+// Run: the elements of a gather or a scatter, as lines of positions that ids select. The ids of a
+// line are resolved to offsets first; the elements are then moved in a loop over these offsets.
 #pragma once
 #include <algorithm>
 #include <cmath>

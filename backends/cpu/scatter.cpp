@@ -1,4 +1,4 @@
-// Scatters: updates of a target at positions that ids select.
+// Run: scatters, which update a target at positions that ids select.
 #include "base/thread_pool.h"
 #include "picked_lines.h"
 #include "scatter_updates.h"

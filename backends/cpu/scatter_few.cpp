@@ -1,4 +1,4 @@
-// Scatters that combine many updates in few elements, such as a histogram.
+// Run: scatters that combine many updates in few elements, such as a histogram.
 #include <algorithm>
 #include <vector>
 

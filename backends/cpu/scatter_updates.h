@@ -1,4 +1,4 @@
-// How a scatter combines an element of its target with an update, and the scatters to few elements.
+// Run: how a scatter combines an element of its target with an update; scatters to few elements.
 #pragma once
 #include <bit>
 #include <cstdint>

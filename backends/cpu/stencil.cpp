@@ -1,4 +1,4 @@
-// The plan of a stencil, and its step.
+// Plan and run: stencils.
 #include "stencil.h"
 
 #include <algorithm>

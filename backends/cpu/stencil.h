@@ -1,5 +1,5 @@
-// Fused steps that are stencils: sums of products of shifted views of one array with weights that
-// are constant along rows and columns. For example, a depthwise convolution is one.
+// Plan: fused steps that are stencils: sums of products of shifted views of one array with weights
+// that are constant along rows and columns. For example, a depthwise convolution is one.
 #pragma once
 #include <memory>
 

@@ -1,4 +1,11 @@
-// Compiled steps: the form of a step in an Executable, and the state that it reads when it runs.
+// Compiled steps. The life of a step has three stages. The first comment of a file names its stage.
+//   plan     once per Program: chooses tiles, blocks and kernels, and emits machine code
+//   run      once per execution: CompiledStep::run reads addresses from the Frame, and divides the
+//            work into blocks for the threads
+//   kernel   many times per run, on one thread: a function of kernels.h, or emitted machine code,
+//            computes a tile or a block
+// For example, a matmul is planned in matmul_plan.cpp, runs in contract.cpp, and its kernels are in
+// kernels_matmul.inc.
 #pragma once
 #include <cstddef>
 #include <cstdint>

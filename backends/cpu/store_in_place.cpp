@@ -1,5 +1,5 @@
-// Stores without a copy: the op that computes a value writes it directly to memory, rather than to
-// a register first.
+// Plan: stores without a copy, in which the op that computes a value writes it directly to memory,
+// rather than to a register first.
 #include <algorithm>
 
 #include "fused.h"

@@ -1,3 +1,4 @@
+// Plan: adds values and ops to tapes.
 #include "tape_builder.h"
 
 #include <algorithm>

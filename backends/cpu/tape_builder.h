@@ -1,4 +1,4 @@
-// Adds values and ops to the tapes of a plan.
+// Plan: adds values and ops to the tapes of a fused step.
 #pragma once
 #include <map>
 #include <tuple>

@@ -1,4 +1,4 @@
-// The operations of a tape.
+// Run: the ops of a tape, each by one call of a kernel per tile.
 #include "tape_player.h"
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Runs the tapes of a fused step on one tile.
+// Run: plays the tapes of a fused step on one tile.
 #pragma once
 #include "tile_values.h"
 

@@ -1,4 +1,4 @@
-// The tile of a fused step that a thread computes, and where its values are in memory.
+// Run: the tile of a fused step that a thread computes, and where its values are in memory.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Rounding and functions of one vector register in emitted machine code.
+// Kernel: rounding and functions of one vector register in emitted machine code.
 #pragma once
 #include "haliax/dtype.h"
 #include "vector_registers.h"

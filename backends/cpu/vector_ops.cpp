@@ -1,4 +1,4 @@
-// The ops of vector_ops.h.
+// Kernel: the ops of vector_ops.h.
 #if defined(HALIAX_XBYAK)
 #include "vector_ops.h"
 

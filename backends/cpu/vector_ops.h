@@ -1,4 +1,4 @@
-// Elementwise ops on one vector register in emitted machine code.
+// Kernel: elementwise ops on one vector register in emitted machine code.
 #pragma once
 #include <memory>
 #include <optional>

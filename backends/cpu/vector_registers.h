@@ -1,6 +1,6 @@
-// Vector registers of 32-bit values in emitted machine code, and the constants that it reads. With
-// AVX-512 a register holds 16 values, and the results of comparisons are mask registers. With AVX2
-// it holds 8, and a comparison sets all bits of a lane.
+// Kernel: vector registers of 32-bit values in emitted machine code, and the constants that it
+// reads. With AVX-512 a register holds 16 values, and the results of comparisons are mask
+// registers. With AVX2 it holds 8, and a comparison sets all bits of a lane.
 #pragma once
 #include <xbyak/xbyak.h>
 

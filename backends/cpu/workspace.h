@@ -1,5 +1,5 @@
-// A workspace per thread for the registers of the running step. It is allocated once per thread, so
-// running a program allocates no memory.
+// Run: a workspace per thread for the registers of the running step. It is allocated once per
+// thread, so running a program allocates no memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
