@@ -173,6 +173,48 @@ bool choose_lanes(Nest& nest, bool any_stride) {
   return best >= 0 && best_near <= full * of_register + most_waste;
 }
 
+// Returns the longest of the first `count` dims that b lacks, or -1. Several of its positions share
+// registers of b.
+int longest_shared_dim(const MatmulNest& nest, std::size_t count) {
+  int longest = -1;
+  for (std::size_t d = 0; d < count; ++d) {
+    const bool is_longer = longest < 0 || nest.dims[d] > nest.dims[std::size_t(longest)];
+    if (nest.b.strides[d] == 0 && is_longer) longest = int(d);
+  }
+  return longest;
+}
+// Returns the nest of a matmul, or of out^T = b^T a^T if `swapped`, without the choice of the dim
+// of the lanes.
+MatmulNest nest_without_lanes(const program::Contract& c, const program::ContractDims& dims,
+                              bool swapped) {
+  MatmulNest nest;
+  nest.accumulate = c.accumulate;
+  nest.a.view = swapped ? c.b : c.a;
+  nest.b.view = swapped ? c.a : c.b;
+  nest.out.view = c.out;
+  for (auto* part : {&dims.batch, &dims.m, &dims.n, &dims.k})
+    for (auto& dim : *part) {
+      nest.dims.push_back(dim.n);
+      nest.a.strides.push_back(dim.a);
+      nest.b.strides.push_back(dim.b);
+      nest.out.strides.push_back(dim.out);
+    }
+  nest.outer = int(nest.dims.size() - dims.k.size());
+  nest.row = longest_shared_dim(nest, std::size_t(nest.outer) - dims.n.size());
+  return nest;
+}
+// Returns true if the lanes of each register are neighbors in memory.
+bool has_unit_strides(const MatmulNest& nest) {
+  const auto d = std::size_t(nest.vector);
+  if (nest.b.strides[d] != 1) return false;
+  return nest.sums_lanes() ? nest.a.strides[d] == 1 : nest.out.strides[d] == 1 || nest.dims[d] == 1;
+}
+std::int64_t cost_of(const MatmulNest& nest) {
+  const Dims outer(nest.dims.begin(), nest.dims.begin() + nest.outer);
+  return registers_of(nest.dims, nest.vector) +
+         (nest.sums_lanes() ? lane_sum_cost * program::points(outer) : 0);
+}
+
 }  // namespace
 
 Kernel kernel_of(const std::vector<Instr>& code, const Instr& in) {
@@ -218,51 +260,25 @@ std::optional<MatmulNest> matmul_nest_of(const program::Contract& c) {
   if (c.a.dtype != DType::f32 || c.b.dtype != DType::f32 || c.out.dtype != DType::f32 ||
       c.block_mask.flags.slot >= 0)
     return {};
-  auto s = program::dims_of(c);
-  const std::int64_t total =
-      program::points(s.batch) * program::points(s.m) * program::points(s.n) * program::points(s.k);
-  if (total == 0 || total > most_multiplications) return {};
-  s.normalize();
+  auto dims = program::dims_of(c);
+  const std::int64_t multiplications = program::points(dims.batch) * program::points(dims.m) *
+                                       program::points(dims.n) * program::points(dims.k);
+  if (multiplications == 0 || multiplications > most_multiplications) return {};
+  dims.normalize();
   std::optional<MatmulNest> best;
-  std::int64_t least = -1;
-  auto consider = [&](bool swapped, bool along_k, std::size_t d) {
-    MatmulNest p;
-    p.accumulate = c.accumulate;
-    p.a = {swapped ? c.b : c.a};
-    p.b = {swapped ? c.a : c.b};
-    p.out = {c.out};
-    auto add = [&](const program::MatrixDims& dims) {
-      for (auto& dim : dims) {
-        p.dims.push_back(dim.n);
-        p.a.strides.push_back(swapped ? dim.b : dim.a);
-        p.b.strides.push_back(swapped ? dim.a : dim.b);
-        p.out.strides.push_back(dim.out);
-      }
-    };
-    add(s.batch);
-    add(swapped ? s.n : s.m);
-    const std::size_t first_n = p.dims.size();
-    add(swapped ? s.m : s.n);
-    p.outer = int(p.dims.size());
-    add(s.k);
-    p.vector = int(along_k ? std::size_t(p.outer) + d : first_n + d);
-    const auto v = std::size_t(p.vector);
-    if (along_k ? p.a.strides[v] != 1 || p.b.strides[v] != 1
-                : p.b.strides[v] != 1 || (p.out.strides[v] != 1 && p.dims[v] != 1))
-      return;
-    std::int64_t cost = registers_of(p.dims, p.vector);
-    if (along_k)
-      cost += lane_sum_cost * program::points(Dims(p.dims.begin(), p.dims.begin() + p.outer));
-    if (least >= 0 && cost >= least) return;
-    least = cost;
-    for (std::size_t r = 0; r < first_n && !along_k; ++r)
-      if (p.b.strides[r] == 0 && (p.row < 0 || p.dims[r] > p.dims[std::size_t(p.row)]))
-        p.row = int(r);
-    best = std::move(p);
+  auto consider = [&](MatmulNest nest, std::size_t lanes_dim) {
+    nest.vector = int(lanes_dim);
+    if (has_unit_strides(nest) && (!best || cost_of(nest) < cost_of(*best))) best = std::move(nest);
   };
-  for (std::size_t d = 0; d < s.n.size(); ++d) consider(false, false, d);
-  for (std::size_t d = 0; d < s.m.size(); ++d) consider(true, false, d);
-  for (std::size_t d = 0; d < s.k.size(); ++d) consider(false, true, d);
+  MatmulNest nest = nest_without_lanes(c, dims, false);
+  const auto outer = std::size_t(nest.outer);
+  for (std::size_t d = outer - dims.n.size(); d < outer; ++d) consider(nest, d);
+  auto swapped_dims = dims;
+  swapped_dims.swap_operands();
+  const MatmulNest swapped = nest_without_lanes(c, swapped_dims, true);
+  for (std::size_t d = outer - swapped_dims.n.size(); d < outer; ++d) consider(swapped, d);
+  nest.row = -1;  // one result at a time
+  for (std::size_t d = outer; d < nest.dims.size(); ++d) consider(nest, d);
   return best;
 }
 

@@ -51,6 +51,8 @@ struct MatmulNest {
   int outer = 0, vector = 0, row = -1;
   NestAccess a, b, out;  // a has stride 0 along a vector dim of n
   bool accumulate = false;
+  // Returns true if each element of the result is a sum over the lanes of a register.
+  bool sums_lanes() const { return vector >= outer; }
 };
 std::optional<MatmulNest> matmul_nest_of(const program::Contract&);
 

@@ -155,7 +155,7 @@ void NestCode::emit_matmul(const MatmulNest& p) {
   begin(p.dims, p.vector);
   row_ = p.row;
   start_cursors({&p.a, &p.b, &p.out});
-  if (p.vector >= p.outer) return each_position(0, p.outer, [&] { emit_dot(p); });
+  if (p.sums_lanes()) return each_position(0, p.outer, [&] { emit_dot(p); });
   const auto columns = std::size_t(p.vector), row = std::size_t(p.row);
   const std::int64_t n = dims_[columns], rows = p.row < 0 ? 1 : dims_[row],
                      registers = (n + lanes() - 1) / lanes(), rest = n % lanes();
