@@ -135,42 +135,49 @@ Nest nest_with_accesses(const Fused& f, const Context& context) {
   return nest;
 }
 
-// Chooses the dim of the lanes: the fewest registers, counting those of far elements, kernels and
-// reductions of lanes. Returns false if there is no choice, or if the step is faster when it is
-// called, since it copies short rows into full registers.
+// The cost of a nest whose lanes run along a dim, in registers.
+struct LaneCost {
+  bool fits = true;
+  std::int64_t near = 0;  // if no elements were far apart
+  std::int64_t total = 0;
+};
+// per_register: the cost of the code for one register. d = -1: a single position.
+LaneCost cost_of_lanes(const Nest& nest, int d, bool any_stride, std::int64_t per_register) {
+  const std::int64_t registers = registers_of(nest.dims, d);
+  LaneCost cost{.near = per_register * registers, .total = per_register * registers};
+  if (d < 0) return cost;
+  const Dims outer(nest.dims.begin(), nest.dims.begin() + nest.outer);
+  for (std::size_t i = 0; i < nest.code.size(); ++i) {
+    const Instr& in = nest.code[i];
+    if (nest.reduces(d) && is_reduction(in.code)) {
+      cost.near += lane_sum_cost * program::points(outer);
+      cost.total += lane_sum_cost * program::points(outer);
+    }
+    const int access = nest.access[i];
+    if (access < 0 || nest.accesses[std::size_t(access)].iota) continue;
+    const std::int64_t stride = nest.accesses[std::size_t(access)].strides[std::size_t(d)];
+    const bool stores_all_lanes = is_store(in.code) && (in.inner || !nest.reduces(d));
+    if (stride == 1 || (stride == 0 && !stores_all_lanes)) continue;
+    cost.fits &= any_stride && stride != 0 && std::abs(stride) <= most_stride;
+    cost.total += far_cost * registers;
+  }
+  return cost;
+}
+// Chooses the dim of the lanes with the least cost. Returns false if there is no choice, or if the
+// step is faster when it is called, since it copies short rows into full registers.
 bool choose_lanes(Nest& nest, bool any_stride) {
-  const std::int64_t outer_positions =
-      program::points(Dims(nest.dims.begin(), nest.dims.begin() + nest.outer));
   const auto kernels = std::count_if(nest.code.begin(), nest.code.end(),
                                      [&](auto& in) { return kernel_of(nest.code, in); });
-  const std::int64_t of_register = 1 + call_cost * kernels;
-  std::int64_t best = -1, best_near = 0;  // with and without the cost of far elements
-  for (int d = -1; d < int(nest.dims.size()); ++d) {
-    if (d < 0 && program::points(nest.dims) != 1) continue;
-    std::int64_t far = 0, lane_sums = 0;
-    bool fits = true;
-    for (std::size_t i = 0; i < nest.code.size(); ++i) {
-      if (d >= 0 && nest.reduces(d) && is_reduction(nest.code[i].code)) ++lane_sums;
-      const int access = nest.access[i];
-      if (access < 0 || nest.accesses[std::size_t(access)].iota || d < 0) continue;
-      const std::int64_t stride = nest.accesses[std::size_t(access)].strides[std::size_t(d)];
-      const bool in_all_lanes = nest.code[i].inner || !nest.reduces(d);
-      const bool is_far =
-          stride != 1 && (stride != 0 || (is_store(nest.code[i].code) && in_all_lanes));
-      if (!is_far) continue;
-      fits &= any_stride && stride != 0 && std::abs(stride) <= most_stride;
-      far += far_cost;
-    }
-    const std::int64_t near = of_register * registers_of(nest.dims, d) +
-                              lane_sums * lane_sum_cost * outer_positions,
-                       cost = near + far * registers_of(nest.dims, d);
-    if (!fits || (best >= 0 && cost >= best)) continue;
+  const std::int64_t per_register = 1 + call_cost * kernels;
+  std::optional<LaneCost> best;
+  for (int d = program::points(nest.dims) == 1 ? -1 : 0; d < int(nest.dims.size()); ++d) {
+    const LaneCost cost = cost_of_lanes(nest, d, any_stride, per_register);
+    if (!cost.fits || (best && cost.total >= best->total)) continue;
     best = cost;
-    best_near = near;
     nest.vector = d;
   }
   const std::int64_t full = (program::points(nest.dims) + lanes - 1) / lanes;
-  return best >= 0 && best_near <= full * of_register + most_waste;
+  return best && best->near <= full * per_register + most_waste;
 }
 
 // Returns the longest of the first `count` dims that b lacks, or -1. Several of its positions share
