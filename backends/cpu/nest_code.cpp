@@ -421,33 +421,12 @@ void NestCode::emit_store(int value) {
   std::optional<Temporary> combined;
   if (in.code != Code::store) {
     combined.emplace(*this);
-    Temporary before(*this);
-    load_target(before.z, access, stride);
-    if (in.code == Code::store_add) {
-      if (in.view.dtype == DType::f32)
-        vaddps(combined->z, before.z, z);
-      else
-        vpaddd(combined->z, before.z, z);
-    } else {
-      if (in.view.dtype != DType::f32) throw CannotAssemble();
-      vmovaps(combined->z, before.z);
-      combine(in.code == Code::store_max ? Code::max : Code::min, combined->z, z);
-    }
+    combine_with_target(in, combined->z, z, access);
     z = combined->z;
   }
-  if (in.view.dtype == DType::bf16) {
-    Temporary bits(*this);
-    vmovaps(bits.z, z);
-    if (is_single) {
-      vpsrld(bits.z, bits.z, 16);
-      vmovd(ecx, Xbyak::Xmm(bits.z.getIdx()));
-      mov(word[far_address(access)], cx);
-    } else if (stride > 1 || stride < 0) {
-      scatter_bf16(bits.z, access, stride);
-    } else {
-      store_bf16(array_address(access), bits.z);
-    }
-  } else if (is_single)
+  if (in.view.dtype == DType::bf16)
+    emit_bf16_store(z, access, is_single);
+  else if (is_single)
     vmovss(array_address(access), Xbyak::Xmm(z.getIdx()));
   else if (stride > 1 || stride < 0)
     scatter(z, access, stride);
@@ -455,6 +434,34 @@ void NestCode::emit_store(int value) {
     store_register(array_address(access), z, rest_);
   combined.reset();
   used(source);
+}
+// Computes `to` from x and the elements in memory, for a store that adds, or that keeps the larger
+// or the smaller one.
+void NestCode::combine_with_target(const Instr& store, const Vector& to, const Vector& x,
+                                   int access) {
+  Temporary before(*this);
+  load_target(before.z, access, nest_->lane_stride(access));
+  if (store.code == Code::store_add) {
+    store.view.dtype == DType::f32 ? vaddps(to, before.z, x) : vpaddd(to, before.z, x);
+    return;
+  }
+  if (store.view.dtype != DType::f32) throw CannotAssemble();
+  vmovaps(to, before.z);
+  combine(store.code == Code::store_max ? Code::max : Code::min, to, x);
+}
+void NestCode::emit_bf16_store(const Vector& z, int access, bool is_single) {
+  const std::int64_t stride = nest_->lane_stride(access);
+  Temporary bits(*this);
+  vmovaps(bits.z, z);
+  if (is_single) {
+    vpsrld(bits.z, bits.z, 16);
+    vmovd(ecx, Xbyak::Xmm(bits.z.getIdx()));
+    mov(word[far_address(access)], cx);
+  } else if (stride > 1 || stride < 0) {
+    scatter_bf16(bits.z, access, stride);
+  } else {
+    store_bf16(array_address(access), bits.z);
+  }
 }
 void NestCode::load_target(const Vector& z, int access, std::int64_t stride) {
   if (stride == 0) return vbroadcastss(z, dword[scalar_address(access)]);

@@ -88,6 +88,9 @@ class NestCode : public VectorOps {
   void emit_instr(int value);
   void emit_function(int value);  // without rounding to bf16
   void emit_store(int value);
+  void emit_bf16_store(const Vector&, int access, bool is_single);
+  void combine_with_target(const program::Instr& store, const Vector& to, const Vector& x,
+                           int access);
   void place_leaf(int value);
   std::vector<bool> inner_values(int level, int last_level) const;
   void all_or_rest();
