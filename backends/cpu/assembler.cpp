@@ -124,7 +124,7 @@ class Assembler : VectorOps {
                    : code_.inputs[i] == PointCode::Input::bf16 ? Place{Place::bf16, array++}
                                                                : Place{Place::array, array++};
     for (std::size_t k = 0; k < code_.ops.size(); ++k)
-      make(code_.ops[k], int(code_.inputs.size() + k));
+      emit_op(code_.ops[k], int(code_.inputs.size() + k));
     for (auto& out : code_.outputs) {  // last, because an output may overwrite an input
       const Vector z = vector(out.value);
       const int k = array++;

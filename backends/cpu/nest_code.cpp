@@ -398,7 +398,7 @@ void NestCode::emit_function(int value) {
                  .what = Code::cast,
                  .from = lane_type_of(first),
                  .to = in.dtype};
-    return make(op, value);
+    return emit_op(op, value);
   }
   if (in.code == Code::cast || in.code == Code::bitcast) {
     const Vector x = vector(op.args[0]), z = result(value);
@@ -410,7 +410,7 @@ void NestCode::emit_function(int value) {
                .what = negates ? Code::logical_not : in.code,
                .from = lane_type_of(in.code == Code::select ? in.dtype : first),
                .to = in.dtype};
-  make(op, value);
+  emit_op(op, value);
 }
 void NestCode::emit_store(int value) {
   const Instr& in = nest_->code[std::size_t(value)];

@@ -114,13 +114,13 @@ void NestCode::combine(Code code, const Vector& to, const Vector& x) {
     code == Code::max ? vmaxps(out, to, x) : vminps(out, to, x);
   };
   if (avx512_) {
-    vcmpps(Opmask(scratch_mask), to, to, 7);  // ordered
+    vcmpps(Opmask(scratch_mask), to, to, float_compare::ordered);
     better(to | Opmask(scratch_mask));
   } else {
     Temporary unordered(*this), other(*this);
     const Vector u = to.isYMM() ? unordered.z : Xmm(unordered.z.getIdx()),
                  o = to.isYMM() ? other.z : Xmm(other.z.getIdx());
-    vcmpps(u, to, to, 3);
+    vcmpps(u, to, to, float_compare::unordered);
     better(o);
     vblendvps(to, o, to, u);
   }

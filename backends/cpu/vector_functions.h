@@ -9,6 +9,8 @@ namespace haliax::cpu {
 class VectorFunctions : public VectorRegisters {
  protected:
   using VectorRegisters::VectorRegisters;
+  static constexpr float exp_is_zero = -103.97208404541015625f;  // from here down
+  static constexpr float round_magic = 12582912.f;  // adding it rounds to the nearest integer
 
   void bits_and(const Vector& z, const Vector& x, const Operand& y) {
     avx512_ ? vpandd(z, x, y) : vpand(z, x, y);
@@ -32,12 +34,12 @@ class VectorFunctions : public VectorRegisters {
     vpaddd(t.z, t.z, literal(0x7fffu));
     vpaddd(t.z, t.z, x);
     if (avx512_) {
-      vcmpps(Opmask(scratch_mask), x, x, 3);
+      vcmpps(Opmask(scratch_mask), x, x, float_compare::unordered);
       vpord(t.z | Opmask(scratch_mask), x, literal(0x400000u));
     } else {
       Temporary quiet(*this), unordered(*this);
       vpor(quiet.z, x, literal(0x400000u));
-      vcmpps(unordered.z, x, x, 3);
+      vcmpps(unordered.z, x, x, float_compare::unordered);
       vblendvps(t.z, t.z, quiet.z, unordered.z);
     }
     bits_and(z, t.z, literal(0xffff0000u));
@@ -61,14 +63,14 @@ class VectorFunctions : public VectorRegisters {
     vmaxps(c, n.z, c);
     vbroadcastss(n.z, at(89.f));
     vminps(c, n.z, c);
-    vcmpps(scaled, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: includes NaN
+    vcmpps(scaled, c, literal(exp_is_zero), float_compare::not_less_equal);
     exp_within(z, c, n.z, q.z);
     vscalefps(z | scaled | T_z, z, n.z);
   }
   void exp_avx2(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
     Xbyak::Label avx512_range, done;
     vandps(q, c, literal(0x7fffffffu));
-    vcmpps(q, q, literal(87.f), 0x11);
+    vcmpps(q, q, literal(87.f), float_compare::less);
     vtestps(q, literal(~0u));
     jnc(avx512_range, T_NEAR);
     exp_within(z, c, n, q);  // the common case: all results are normal numbers
@@ -78,7 +80,7 @@ class VectorFunctions : public VectorRegisters {
     jmp(done, T_NEAR);
     L(avx512_range);
     Temporary scaled(*this);
-    vcmpps(scaled.z, c, literal(-103.97208404541015625f), 0x16);  // not less or equal: includes NaN
+    vcmpps(scaled.z, c, literal(exp_is_zero), float_compare::not_less_equal);
     vbroadcastss(n, at(89.f));
     vminps(c, n, c);
     vandps(c, c, scaled.z);  // zeros avoid underflow, which is slow on some machines
@@ -104,9 +106,9 @@ class VectorFunctions : public VectorRegisters {
   }
   // Computes z and n so that (z + 1) 2^n is exp(c).
   void expm1_within(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
-    vbroadcastss(n, at(12582912.f));
+    vbroadcastss(n, at(round_magic));
     vfmadd231ps(n, c, literal(1.44269504088896341f));
-    vsubps(n, n, literal(12582912.f));
+    vsubps(n, n, literal(round_magic));
     vfnmadd231ps(c, n, literal(0.693359375f));
     vfmadd231ps(c, n, literal(2.12194440e-4f));
     vbroadcastss(z, at(1.9875691500e-4f));

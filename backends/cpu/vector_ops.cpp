@@ -17,6 +17,16 @@ bool is_test(Code c) {
 std::uint8_t rounding_of(Code c) {
   return c == Code::round ? 8 : c == Code::floor ? 9 : c == Code::ceil ? 10 : 11;
 }
+bool needs_intermediates(Code c) { return c == Code::exp || c == Code::sigmoid || c == Code::tanh; }
+std::uint8_t float_predicate(Code c) {
+  return c == Code::less         ? float_compare::less
+         : c == Code::less_equal ? float_compare::less_equal
+         : c == Code::equal      ? float_compare::equal
+                                 : float_compare::not_equal;
+}
+std::uint8_t integer_predicate(Code c) {  // of vpcmpd and vpcmpud
+  return c == Code::equal ? 0 : c == Code::less ? 1 : c == Code::less_equal ? 2 : 4;
+}
 // Returns true for an op on bools that yields a test if both operands are tests.
 bool joins_tests(const PointOp& op) {
   return op.to == DType::boolean &&
@@ -25,10 +35,10 @@ bool joins_tests(const PointOp& op) {
 
 }  // namespace
 
-void VectorOps::make(const PointCode::Op& op, int value) {
+void VectorOps::emit_op(const PointCode::Op& op, int value) {
   switch (op.action.action) {
     case PointOp::code:
-      return code(op, value);
+      return emit_code(op, value);
     case PointOp::round:
       return round(op, value);
     case PointOp::convert:
@@ -46,15 +56,16 @@ void VectorOps::make(const PointCode::Op& op, int value) {
   }
 }
 
-void VectorOps::code(const PointCode::Op& op, int value) {
+void VectorOps::emit_code(const PointCode::Op& op, int value) {
   if (is_test(op.action.what)) return compare(op, value);
   if (joins_tests(op.action)) return join(op, value);
   if (op.action.what == Code::select) return select(op, value);
-  if (op.args[1] < 0) return unary(op, value);
-  binary(op, value);
+  if (needs_intermediates(op.action.what)) return unary_function(op, value);
+  op.args[1] < 0 ? unary(op, value) : binary(op, value);
 }
 
-void VectorOps::unary(const PointCode::Op& op, int value) {
+// Emits exp, sigmoid and tanh, which need registers for intermediates.
+void VectorOps::unary_function(const PointCode::Op& op, int value) {
   const Vector x = vector(op.args[0]);
   if (op.action.what == Code::exp) {
     Temporary c(*this);
@@ -72,21 +83,21 @@ void VectorOps::unary(const PointCode::Op& op, int value) {
     vbroadcastss(c.z, at(1.f));
     return vdivps(z, c.z, z);
   }
-  if (op.action.what == Code::tanh) {
-    const Vector z = result(value);
-    tanh(z, x);
-    return finish(op);
-  }
   const Vector z = result(value);
+  tanh(z, x);
+  finish(op);
+}
+
+void VectorOps::unary(const PointCode::Op& op, int value) {
+  const Vector x = vector(op.args[0]), z = result(value);
   switch (op.action.what) {
     case Code::neg:
-      if (is_float(op.action.from))
+      if (is_float(op.action.from)) {
         bits_xor(z, x, literal(0x80000000u));
-      else {
+      } else {
         bits_xor(z, z, z);
         vpsubd(z, z, x);
       }
-
       break;
     case Code::abs:
       bits_and(z, x, literal(0x7fffffffu));
@@ -97,7 +108,7 @@ void VectorOps::unary(const PointCode::Op& op, int value) {
     case Code::rsqrt: {
       Temporary root(*this);
       vsqrtps(root.z, x);
-      vbroadcastss(z, dword[rip + literals_[std::bit_cast<std::uint32_t>(1.f)]]);
+      vbroadcastss(z, at(1.f));
       vdivps(z, z, root.z);
       break;
     }
@@ -126,22 +137,36 @@ void VectorOps::sign(const Vector& z, const Vector& x) {
   bits_xor(zero.z, zero.z, zero.z);
   bits_and(z, x, literal(0x80000000u));
   bits_or(z, z, literal(1.f));
-  constexpr std::uint8_t ordered_not_equal = 0xc, unordered_or_equal = 0x8;
   if (avx512_) {
-    vcmpps(Opmask(scratch_mask), x, zero.z, unordered_or_equal);
+    vcmpps(Opmask(scratch_mask), x, zero.z, float_compare::unordered_or_equal);
     vmovaps(z | Opmask(scratch_mask), x);
   } else {
-    vcmpps(zero.z, x, zero.z, ordered_not_equal);
+    vcmpps(zero.z, x, zero.z, float_compare::ordered_not_equal);
     vblendvps(z, x, z, zero.z);
   }
 }
 void VectorOps::float_test(const auto& to, Code what, const Vector& x) {
-  if (what == Code::is_nan) return vcmpps(to, x, x, 3);  // unordered
+  if (what == Code::is_nan) return vcmpps(to, x, x, float_compare::unordered);
   Temporary size(*this);
   bits_and(size.z, x, literal(0x7fffffffu));
-  const std::uint8_t less = 0x11, equal = 0;
   vcmpps(to, size.z, literal(std::numeric_limits<float>::infinity()),
-         what == Code::is_finite ? less : equal);
+         what == Code::is_finite ? float_compare::less : float_compare::equal);
+}
+
+// NaN propagates from both sides: vmaxps and vminps return their last operand if either is NaN.
+void VectorOps::max_or_min(const PointOp& op, const Vector& z, const Vector& x, const Operand& y) {
+  const bool is_max = op.what == Code::max;
+  if (op.from == LaneType::i32) return is_max ? vpmaxsd(z, x, y) : vpminsd(z, x, y);
+  if (op.from == LaneType::u32) return is_max ? vpmaxud(z, x, y) : vpminud(z, x, y);
+  is_max ? vmaxps(z, x, y) : vminps(z, x, y);
+  if (avx512_) {
+    vcmpps(Opmask(scratch_mask), x, x, float_compare::unordered);
+    vmovaps(z | Opmask(scratch_mask), x);
+  } else {
+    Temporary unordered(*this);
+    vcmpps(unordered.z, x, x, float_compare::unordered);
+    vblendvps(z, z, x, unordered.z);
+  }
 }
 
 void VectorOps::binary(const PointCode::Op& op, int value) {
@@ -171,26 +196,8 @@ void VectorOps::binary(const PointCode::Op& op, int value) {
       vdivps(z, x, y);
       break;
     case Code::max:
-    // NaN propagates from both sides: vmaxps and vminps return their last operand if either is
-    // NaN
     case Code::min:
-      if (!f) {
-        const bool is_signed = op.action.from == LaneType::i32;
-        if (op.action.what == Code::max)
-          is_signed ? vpmaxsd(z, x, y) : vpmaxud(z, x, y);
-        else
-          is_signed ? vpminsd(z, x, y) : vpminud(z, x, y);
-        break;
-      }
-      op.action.what == Code::max ? vmaxps(z, x, y) : vminps(z, x, y);
-      if (avx512_) {
-        vcmpps(Opmask(scratch_mask), x, x, 3);  // unordered
-        vmovaps(z | Opmask(scratch_mask), x);
-      } else {
-        Temporary unordered(*this);
-        vcmpps(unordered.z, x, x, 3);
-        vblendvps(z, z, x, unordered.z);
-      }
+      max_or_min(op.action, z, x, y);
       break;
     case Code::bit_and:
       bits_and(z, x, y);
@@ -220,51 +227,42 @@ void VectorOps::compare_avx2(const PointCode::Op& op, int value) {
     const Vector x = is_test ? lanes_of(op.args[0]) : vector(op.args[0]), z = reg(take());
     if (is_test) {
       vpxor(z, x, literal(~0u));
-      return finish_test(op, value, z);
+    } else {
+      vpxor(z, z, z);
+      is_float(op.action.from) ? vcmpps(z, z, x, float_compare::equal) : vpcmpeqd(z, z, x);
     }
-
-    vpxor(z, z, z);
-    if (is_float(op.action.from))
-      vcmpps(z, z, x, 0);
-    else
-      vpcmpeqd(z, z, x);
-    return finish_test(op, value, z);
-  }
-  if (program::is_float_test(what)) {
+    finish_test(op, value, z);
+  } else if (program::is_float_test(what)) {
     const Vector x = vector(op.args[0]), z = reg(take());
     float_test(z, what, x);
-    return finish_test(op, value, z);
-  }
-  if (is_float(op.action.from)) {
+    finish_test(op, value, z);
+  } else if (is_float(op.action.from)) {
     const Vector x = vector(op.args[0]);
     const auto other = last(op.args[1]);
     const Vector z = reg(take());
-    vcmpps(z, x, other.get(),
-           std::uint8_t(what == Code::less         ? 0x11
-                        : what == Code::less_equal ? 0x12
-                        : what == Code::equal      ? 0
-                                                   : 4));
-    return finish_test(op, value, z);
+    vcmpps(z, x, other.get(), float_predicate(what));
+    finish_test(op, value, z);
+  } else {
+    const Vector x = vector(op.args[0]), y = vector(op.args[1]), z = reg(take());
+    compare_integers_avx2(op.action, z, x, y);
+    finish_test(op, value, z);
   }
-  const Vector x = vector(op.args[0]), y = vector(op.args[1]), z = reg(take());
-  const bool negated = what == Code::less_equal || what == Code::not_equal;
-  if (what == Code::equal || what == Code::not_equal) {
+}
+// AVX2 has only "equal" and the signed "greater than".
+void VectorOps::compare_integers_avx2(const PointOp& op, const Vector& z, const Vector& x,
+                                      const Vector& y) {
+  if (op.what == Code::equal || op.what == Code::not_equal) {
     vpcmpeqd(z, x, y);
   } else {
-    Temporary a(*this), b(*this);  // compares unsigned integers in the order of signed ones
-    const bool is_signed = op.action.from == LaneType::i32;
-    const auto ordered = [&](const Vector& t, const Vector& v) {
-      is_signed ? vmovaps(t, v) : vpxor(t, v, literal(0x80000000u));
+    Temporary a(*this), b(*this);  // unsigned integers in the order of signed ones
+    const auto ordered = [&](const Vector& to, const Vector& v) {
+      op.from == LaneType::i32 ? vmovaps(to, v) : vpxor(to, v, literal(0x80000000u));
     };
     ordered(a.z, x);
     ordered(b.z, y);
-    if (what == Code::less)
-      vpcmpgtd(z, b.z, a.z);
-    else
-      vpcmpgtd(z, a.z, b.z);
+    op.what == Code::less ? vpcmpgtd(z, b.z, a.z) : vpcmpgtd(z, a.z, b.z);
   }
-  if (negated) vpxor(z, z, literal(~0u));
-  finish_test(op, value, z);
+  if (op.what == Code::less_equal || op.what == Code::not_equal) vpxor(z, z, literal(~0u));
 }
 
 void VectorOps::finish_test(const PointCode::Op& op, int value, const Vector& z) {
@@ -274,8 +272,8 @@ void VectorOps::finish_test(const PointCode::Op& op, int value, const Vector& z)
 
 void VectorOps::compare(const PointCode::Op& op, int value) {
   if (!avx512_) return compare_avx2(op, value);
-  const int mine = take_test();
-  const Opmask k(mine < 0 ? scratch_mask : mine);
+  const int test_register = take_test();
+  const Opmask k(test_register < 0 ? scratch_mask : test_register);
   if (program::is_float_test(op.action.what)) {
     float_test(k, op.action.what, vector(op.args[0]));
   } else if (op.action.what == Code::logical_not) {
@@ -286,7 +284,7 @@ void VectorOps::compare(const PointCode::Op& op, int value) {
       if (is_float(op.action.from)) {
         Temporary zero(*this);
         bits_xor(zero.z, zero.z, zero.z);
-        vcmpps(k, x, zero.z, 0);
+        vcmpps(k, x, zero.z, float_compare::equal);
       } else {
         vptestnmd(k, x, x);
       }
@@ -295,27 +293,20 @@ void VectorOps::compare(const PointCode::Op& op, int value) {
     const Vector x = vector(op.args[0]);
     const auto other = last(op.args[1]);
     const Operand& y = other.get();
-    const auto pick = [&](int less, int less_equal, int equal, int not_equal) {
-      return std::uint8_t(op.action.what == Code::less         ? less
-                          : op.action.what == Code::less_equal ? less_equal
-                          : op.action.what == Code::equal      ? equal
-                                                               : not_equal);
-    };
-    // comparisons with NaN are false, except for not_equal
     if (is_float(op.action.from))
-      vcmpps(k, x, y, pick(0x11, 0x12, 0, 4));
+      vcmpps(k, x, y, float_predicate(op.action.what));
     else if (op.action.from == LaneType::i32)
-      vpcmpd(k, x, y, pick(1, 2, 0, 4));
+      vpcmpd(k, x, y, integer_predicate(op.action.what));
     else
-      vpcmpud(k, x, y, pick(1, 2, 0, 4));
+      vpcmpud(k, x, y, integer_predicate(op.action.what));
   }
   finish(op);
-  made_test(value, mine, k);
+  keep_test(value, test_register, k);
 }
 
-void VectorOps::made_test(int value, int mine, const Opmask& k) {
-  if (mine >= 0) {
-    places_[std::size_t(value)] = {Place::test, mine};
+void VectorOps::keep_test(int value, int test_register, const Opmask& k) {
+  if (test_register >= 0) {
+    places_[std::size_t(value)] = {Place::test, test_register};
     return;
   }
   const Vector z = result(value);
@@ -326,10 +317,10 @@ void VectorOps::join(const PointCode::Op& op, int value) {
   const auto [a, b] = std::pair(op.args[0], op.args[1]);
   const bool both =
       places_[std::size_t(a)].kind == Place::test && places_[std::size_t(b)].kind == Place::test;
-  const int mine = both ? take_test() : -1;
-  if (mine < 0) return binary(op, value);
+  const int test_register = both ? take_test() : -1;
+  if (test_register < 0) return binary(op, value);
   if (!avx512_) {
-    const Vector z = reg(mine), x = lanes_of(a), y = lanes_of(b);
+    const Vector z = reg(test_register), x = lanes_of(a), y = lanes_of(b);
     if (op.action.what == Code::bit_and)
       vpand(z, x, y);
     else if (op.action.what == Code::bit_or)
@@ -338,7 +329,7 @@ void VectorOps::join(const PointCode::Op& op, int value) {
       vpxor(z, x, y);
     return finish_test(op, value, z);
   }
-  const Opmask k(mine), x = test(a), y = test(b);
+  const Opmask k(test_register), x = test(a), y = test(b);
   if (op.action.what == Code::bit_and)
     kandw(k, x, y);
   else if (op.action.what == Code::bit_or)
@@ -346,7 +337,7 @@ void VectorOps::join(const PointCode::Op& op, int value) {
   else
     kxorw(k, x, y);
   finish(op);
-  made_test(value, mine, k);
+  keep_test(value, test_register, k);
 }
 
 void VectorOps::select(const PointCode::Op& op, int value) {

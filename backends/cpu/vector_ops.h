@@ -180,18 +180,22 @@ class VectorOps : public VectorFunctions {
       if (a >= 0) used(a);
   }
 
-  void make(const PointCode::Op& op, int value);
-  void code(const PointCode::Op& op, int value);
+  void emit_op(const PointCode::Op& op, int value);
+  void emit_code(const PointCode::Op& op, int value);
   void unary(const PointCode::Op& op, int value);
+  void unary_function(const PointCode::Op& op, int value);
   void binary(const PointCode::Op& op, int value);
+  void max_or_min(const PointOp&, const Vector& z, const Vector& x, const Operand& y);
   // Emits a comparison for AVX2: all bits of a lane of z are set where it holds.
   void compare_avx2(const PointCode::Op& op, int value);
+  void compare_integers_avx2(const PointOp&, const Vector& z, const Vector& x, const Vector& y);
   void finish_test(const PointCode::Op& op, int value, const Vector& z);
   void compare(const PointCode::Op& op, int value);
   // Emits a test of x for is_finite, is_nan or is_inf.
   void float_test(const auto& to, program::Code, const Vector& x);
   void sign(const Vector& z, const Vector& x);
-  void made_test(int value, int mine, const Opmask& k);
+  // Keeps the result k of a comparison in its register, or as a bool if it has none (-1).
+  void keep_test(int value, int test_register, const Opmask& k);
   void join(const PointCode::Op& op, int value);
   void select(const PointCode::Op& op, int value);
   void round(const PointCode::Op& op, int value);

@@ -15,6 +15,13 @@ using Vector = Xbyak::Xmm;  // a register of any width
 
 struct CannotAssemble {};
 
+// Predicates of vcmpps that raise no exception for a quiet NaN. Those in the second line are true
+// if an operand is NaN.
+namespace float_compare {
+constexpr std::uint8_t equal = 0, ordered = 7, ordered_not_equal = 12, less = 17, less_equal = 18;
+constexpr std::uint8_t unordered = 3, not_equal = 4, unordered_or_equal = 8, not_less_equal = 22;
+}  // namespace float_compare
+
 class VectorRegisters : protected Xbyak::CodeGenerator {
  protected:
   using Address = Xbyak::Address;
