@@ -37,47 +37,49 @@ std::int64_t parts_of(std::int64_t n, std::int64_t block) { return (n + block - 
 
 bool is_read(DType type) { return type == DType::f32 || type == DType::bf16; }
 
-std::optional<GemvPlan> plan_gemv(const Contract& c) {
-  auto s = program::dims_of(c);
-  GemvPlan p;
-  p.swapped = points(s.n) == 1;
-  if (p.swapped) s.swap_operands();
-  if (points(s.m) != 1 || points(s.n) < 8 || points(s.k) < 8) return {};
-  const std::int64_t work = points(s.n) * points(s.k);
-  // for small contractions, LoopContractStep accumulates in f64
-  if (work < 2048 || work * points(s.batch) < enough) return {};
-  if (!is_read(c.a.dtype) || !is_read(c.b.dtype) || !is_read(c.out.dtype)) return {};
-  s.normalize();
-  if (s.k.size() != 1) return {};
-  p.k = s.k[0];
-  std::size_t at = 0;  // the dim of n that becomes the n of the matrix
-  for (std::size_t d = 0; d < s.n.size(); ++d)
-    if (p.k.b == 1 ? s.n[d].n > s.n[at].n : s.n[d].b == 1) at = d;
-  p.n = s.n[at];
-  p.rows_are_n = p.k.b == 1;
-  if (p.k.n > most_x && p.rows_are_n) return {};
-  if (!p.rows_are_n && p.n.b != 1) return {};
-  if ((p.rows_are_n ? p.n.b : p.k.b) == 0) return {};
-  p.outer = s.batch;
-  for (std::size_t d = 0; d < s.n.size(); ++d)
-    if (d != at) p.outer.push_back(s.n[d]);
-
-  const std::int64_t matrices = points(p.outer), each = p.n.n * p.k.n;
-  p.k_block = p.k.n;
-  if (p.rows_are_n) {
-    const std::int64_t requested = std::clamp<std::int64_t>(
-        each / enough, 1, std::max<std::int64_t>(1, 4 * least_tasks / matrices));
-    p.n_block = parts_of(parts_of(p.n.n, requested), 4) * 4;
+// Splits n, and k if there are too few tasks otherwise.
+void choose_blocks(GemvPlan& plan) {
+  const std::int64_t n = plan.n.n, k = plan.k.n, matrices = points(plan.outer),
+                     most_tasks = std::max<std::int64_t>(1, n * k / enough);  // of a matrix
+  plan.k_block = k;
+  if (plan.rows_are_n) {
+    const std::int64_t tasks =
+        std::min(most_tasks, std::max<std::int64_t>(1, 4 * least_tasks / matrices));
+    plan.n_block = parts_of(parts_of(n, tasks), 4) * 4;
   } else {
-    p.n_block = parts_of(parts_of(p.n.n, parts_of(p.n.n, widest)), 16) * 16;
-    const std::int64_t tasks = matrices * parts_of(p.n.n, p.n_block);
-    const std::int64_t requested = std::clamp<std::int64_t>(
-        parts_of(least_tasks, tasks), 1, std::max<std::int64_t>(1, each / enough));
-    p.k_block = std::min(most_x, parts_of(parts_of(p.k.n, requested), 8) * 8);
+    plan.n_block = parts_of(parts_of(n, parts_of(n, widest)), 16) * 16;
+    const std::int64_t tasks = matrices * parts_of(n, plan.n_block),
+                       k_parts = std::min(most_tasks, parts_of(least_tasks, tasks));
+    plan.k_block = std::min(most_x, parts_of(parts_of(k, k_parts), 8) * 8);
   }
-  p.n_blocks = parts_of(p.n.n, p.n_block);
-  p.k_blocks = parts_of(p.k.n, p.k_block);
-  return p;
+  plan.n_blocks = parts_of(n, plan.n_block);
+  plan.k_blocks = parts_of(k, plan.k_block);
+}
+std::optional<GemvPlan> plan_gemv(const Contract& c) {
+  auto dims = program::dims_of(c);
+  GemvPlan plan;
+  plan.swapped = points(dims.n) == 1;
+  if (plan.swapped) dims.swap_operands();
+  if (points(dims.m) != 1 || points(dims.n) < 8 || points(dims.k) < 8) return {};
+  const std::int64_t work = points(dims.n) * points(dims.k);
+  // for small contractions, LoopContractStep accumulates in f64
+  if (work < 2048 || work * points(dims.batch) < enough) return {};
+  if (!is_read(c.a.dtype) || !is_read(c.b.dtype) || !is_read(c.out.dtype)) return {};
+  dims.normalize();
+  if (dims.k.size() != 1) return {};
+  plan.k = dims.k[0];
+  plan.rows_are_n = plan.k.b == 1;
+  std::size_t chosen = 0;  // the dim of n that becomes the n of the matrix
+  for (std::size_t d = 0; d < dims.n.size(); ++d)
+    if (plan.rows_are_n ? dims.n[d].n > dims.n[chosen].n : dims.n[d].b == 1) chosen = d;
+  plan.n = dims.n[chosen];
+  if (plan.rows_are_n ? plan.k.n > most_x || plan.n.b == 0 : plan.n.b != 1 || plan.k.b == 0)
+    return {};
+  plan.outer = dims.batch;
+  for (std::size_t d = 0; d < dims.n.size(); ++d)
+    if (d != chosen) plan.outer.push_back(dims.n[d]);
+  choose_blocks(plan);
+  return plan;
 }
 
 class GemvStep final : public CompiledStep {
@@ -94,51 +96,14 @@ class GemvStep final : public CompiledStep {
     if (along_.size > 0) flags_.emplace(contract_.block_mask.flags);
   }
   void run(Frame& frame) override {
-    const auto& p = plan_;
-    const std::byte *x = x_.at(frame), *w = w_.at(frame);
-    std::byte* out = out_.at(frame);
-    auto* partial = p.k_blocks > 1 ? reinterpret_cast<float*>(scratch_.at(frame)) : nullptr;
-    const auto* flags = flags_at(frame);
-    parallel_for(p.tasks(), workers_, [&](std::int64_t task, int) {
-      const std::int64_t in = task % p.n_blocks, ik = task / p.n_blocks % p.k_blocks,
-                         point = task / p.n_blocks / p.k_blocks;
-      const std::int64_t n = in * p.n_block, k = ik * p.k_block,
-                         count = std::min(p.n_block, p.n.n - n);
-      float* y = partial ? partial + (point * p.k_blocks + ik) * p.n.n + n
-                         : reinterpret_cast<float*>(workspace());
-      // columns whose sums fit into the workspace and the first-level cache
-      for (std::int64_t done = 0; done < count; done += widest) {
-        const std::int64_t some = std::min(widest, count - done);
-        float* sums = partial ? y + done : y;
-        std::memset(sums, 0, static_cast<std::size_t>(some) * 4);
-        const std::byte* of_x = x + offset_at(p.outer, &MatrixDim::a, point) * bytes_of(x_type_);
-        const std::int64_t of_w = offset_at(p.outer, &MatrixDim::b, point), first = n + done,
-                           depth = std::min(p.k_block, p.k.n - k);
-        auto make = [&](std::int64_t i, std::int64_t columns, std::int64_t j, std::int64_t rows) {
-          multiply(of_x, w + (of_w + i * p.n.b + j * p.k.b) * bytes_of(w_type_), sums + (i - first),
-                   columns, j, rows);
-        };
-        if (!flags)
-          make(first, some, k, depth);
-        else if (varies_along_k_)
-          each_shown(flags, k, depth,
-                     [&](std::int64_t j, std::int64_t rows) { make(first, some, j, rows); });
-        else
-          each_shown(flags, first, some,
-                     [&](std::int64_t i, std::int64_t columns) { make(i, columns, k, depth); });
-        if (!partial) store(out, point, n + done, some, sums);
-      }
-    });
-    if (!partial) return;
-    const std::int64_t blocks = points(p.outer) * p.n_blocks;
-    parallel_for(blocks, blocks > 64 ? workers_ : 1, [&](std::int64_t block, int) {
-      const std::int64_t n = block % p.n_blocks * p.n_block, point = block / p.n_blocks,
-                         count = std::min(p.n_block, p.n.n - n);
-      float* sum = partial + point * p.k_blocks * p.n.n + n;
-      for (std::int64_t ik = 1; ik < p.k_blocks; ++ik)
-        for (std::int64_t j = 0; j < count; ++j) sum[j] += sum[ik * p.n.n + j];
-      store(out, point, n, count, sum);
-    });
+    const Arrays at{
+        .x = x_.at(frame),
+        .w = w_.at(frame),
+        .out = out_.at(frame),
+        .partial = plan_.k_blocks > 1 ? reinterpret_cast<float*>(scratch_.at(frame)) : nullptr,
+        .flags = flags_at(frame)};
+    parallel_for(plan_.tasks(), workers_, [&](std::int64_t task, int) { run_task(at, task); });
+    if (at.partial) add_partial_sums(at);
   }
 
   double computed_fraction(const Frame& frame) const override {
@@ -147,7 +112,48 @@ class GemvStep final : public CompiledStep {
 
  private:
   using Flags = Contract::BlockMask::Flags;
+  struct Arrays {
+    const std::byte *x, *w;
+    std::byte* out;
+    float* partial;              // (outer element, part of k, n); null if k is not split
+    const unsigned char* flags;  // of the block mask; null: all blocks are computed
+  };
+  // Some columns of one product, and a range of k.
+  struct Range {
+    std::int64_t outer_element, n, columns, k, depth;
+  };
   static int bytes_of(DType type) { return haliax::bytes_of(type); }
+  void run_task(const Arrays& at, std::int64_t task) const {
+    const auto& p = plan_;
+    const std::int64_t n = task % p.n_blocks * p.n_block, k_part = task / p.n_blocks % p.k_blocks,
+                       outer_element = task / p.n_blocks / p.k_blocks, k = k_part * p.k_block;
+    const std::int64_t end = std::min(p.n.n, n + p.n_block);
+    float* partial =
+        at.partial ? at.partial + (outer_element * p.k_blocks + k_part) * p.n.n : nullptr;
+    // columns whose sums fit into the workspace and the first-level cache
+    for (std::int64_t first = n; first < end; first += widest) {
+      const Range range{.outer_element = outer_element,
+                        .n = first,
+                        .columns = std::min(widest, end - first),
+                        .k = k,
+                        .depth = std::min(p.k_block, p.k.n - k)};
+      float* sums = partial ? partial + first : reinterpret_cast<float*>(workspace());
+      multiply_computed(at, range, sums);
+      if (!partial) store(at.out, outer_element, first, range.columns, sums);
+    }
+  }
+  void add_partial_sums(const Arrays& at) const {
+    const auto& p = plan_;
+    const std::int64_t blocks = points(p.outer) * p.n_blocks;
+    parallel_for(blocks, blocks > 64 ? workers_ : 1, [&](std::int64_t block, int) {
+      const std::int64_t n = block % p.n_blocks * p.n_block, outer_element = block / p.n_blocks,
+                         count = std::min(p.n_block, p.n.n - n);
+      float* sum = at.partial + outer_element * p.k_blocks * p.n.n + n;
+      for (std::int64_t k_part = 1; k_part < p.k_blocks; ++k_part)
+        for (std::int64_t j = 0; j < count; ++j) sum[j] += sum[k_part * p.n.n + j];
+      store(at.out, outer_element, n, count, sum);
+    });
+  }
   // Returns the side of the matrix whose blocks may be skipped. Size 0: no side, also if flags run
   // along both sides or along one of several dims.
   Flags along() const {
@@ -165,7 +171,8 @@ class GemvStep final : public CompiledStep {
   // Calls f for the positions in blocks that are computed, for each contiguous range. The result at
   // other positions is 0 or the previous value of an accumulation.
   template <class F>
-  void each_shown(const unsigned char* flags, std::int64_t first, std::int64_t count, F f) const {
+  void each_computed(const unsigned char* flags, std::int64_t first, std::int64_t count,
+                     F f) const {
     const std::int64_t end = first + count, block = along_.size;
     auto is_computed = [&](std::int64_t at) { return flags[at / block * along_.stride] != 0; };
     // end of the block
@@ -178,16 +185,36 @@ class GemvStep final : public CompiledStep {
       at = next;
     }
   }
-  // y (n) += x (k ... k + depth) w
-  void multiply(const std::byte* x, const std::byte* w, float* y, std::int64_t n, std::int64_t k,
-                std::int64_t depth) const {
+  // sums (columns) = x (depth) w (depth, columns), without the blocks that the mask skips
+  void multiply_computed(const Arrays& at, const Range& r, float* sums) const {
+    std::memset(sums, 0, static_cast<std::size_t>(r.columns) * 4);
+    if (!at.flags) return multiply(at, r, sums);
+    Range part = r;
+    if (varies_along_k_)
+      return each_computed(at.flags, r.k, r.depth, [&](std::int64_t k, std::int64_t depth) {
+        part.k = k;
+        part.depth = depth;
+        multiply(at, part, sums);
+      });
+    each_computed(at.flags, r.n, r.columns, [&](std::int64_t n, std::int64_t columns) {
+      part.n = n;
+      part.columns = columns;
+      multiply(at, part, sums + (n - r.n));
+    });
+  }
+  // y (columns) += x (depth) w (depth, columns)
+  void multiply(const Arrays& at, const Range& r, float* y) const {
     const auto& p = plan_;
-    x += k * p.k.a * bytes_of(x_type_);
+    const std::byte* x = at.x + (offset_at(p.outer, &MatrixDim::a, r.outer_element) + r.k * p.k.a) *
+                                    bytes_of(x_type_);
+    const std::byte* w =
+        at.w + (offset_at(p.outer, &MatrixDim::b, r.outer_element) + r.n * p.n.b + r.k * p.k.b) *
+                   bytes_of(w_type_);
     const bool is_dense = x_type_ == DType::f32 && p.k.a == 1;
     auto* converted = reinterpret_cast<float*>(workspace()) + widest;
-    if (!is_dense) kernels().load(x_type_)(converted, x, p.k.a, depth);
-    kernels().gemv({.n = n,
-                    .k = depth,
+    if (!is_dense) kernels().load(x_type_)(converted, x, p.k.a, r.depth);
+    kernels().gemv({.n = r.columns,
+                    .k = r.depth,
                     .x = is_dense ? reinterpret_cast<const float*>(x) : converted,
                     .w = w,
                     .pitch = p.rows_are_n ? p.n.b : p.k.b,
@@ -195,11 +222,11 @@ class GemvStep final : public CompiledStep {
                     .rows_are_n = p.rows_are_n,
                     .y = y});
   }
-  void store(std::byte* out, std::int64_t point, std::int64_t n, std::int64_t count,
+  void store(std::byte* out, std::int64_t outer_element, std::int64_t n, std::int64_t count,
              float* sums) const {
     const auto& p = plan_;
-    std::byte* to =
-        out + (offset_at(p.outer, &MatrixDim::out, point) + n * p.n.out) * bytes_of(out_type_);
+    std::byte* to = out + (offset_at(p.outer, &MatrixDim::out, outer_element) + n * p.n.out) *
+                              bytes_of(out_type_);
     if (contract_.accumulate) {
       auto* before = reinterpret_cast<float*>(workspace()) + widest;
       kernels().load(out_type_)(before, to, p.n.out, count);
