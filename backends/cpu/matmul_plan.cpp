@@ -195,14 +195,39 @@ void sum_in_kernel(MatmulPlan& p) {
     p.taps.push_back({offset_at(outer, &MatrixDim::a, k), offset_at(outer, &MatrixDim::b, k)});
   outer = {};
 }
+
+// Sets the matmuls of full and of smaller blocks. Returns false if one of them has no fast
+// implementation.
+bool find_gemms(MatmulPlan& p, const Contract& c) {
+  const std::int64_t last_m = p.choice.m.n - (p.m_blocks - 1) * p.m_block,
+                     last_n = p.choice.n.n - (p.n_blocks - 1) * p.n_block,
+                     last_group = p.group_dim.n - (p.groups - 1) * p.group;
+  for (int edge = 0; edge < MatmulPlan::edges; ++edge)
+    for (int accumulate = 0; accumulate < 2; ++accumulate) {
+      // only the first position of k_outer does not accumulate
+      if (accumulate == 0 ? c.accumulate : !c.accumulate && p.k_points == 1) continue;
+      const bool is_last_m = edge & 1, is_last_n = edge & 2;  // edge_of
+      auto& gemm = p.gemms[edge][accumulate];
+      gemm = find_gemm(gemm_shape(p, c, is_last_m && p.group > 1 ? last_group : p.group,
+                                  is_last_m ? last_m : p.m_block, is_last_n ? last_n : p.n_block,
+                                  accumulate));
+      if (!gemm) return false;
+      p.slice = std::max(p.slice, round_up(scratch_bytes(*gemm, p.taps), 64));
+    }
+  return true;
+}
+std::int64_t packed_bytes(const program::Packing& packing, DType dtype) {
+  return packing.used ? round_up(packing.elements * haliax::bytes_of(dtype), 64) : 0;
+}
+
 }  // namespace
 
 std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const bool dtypes =
       c.a.dtype == c.b.dtype && (c.a.dtype == DType::f32 || c.a.dtype == DType::bf16);
-  const auto s = program::dims_of(c);
-  const std::int64_t total = points(s.batch) * points(s.m) * points(s.n) * points(s.k);
-  if (!dtypes || total <= fewest_macs) return nullptr;
+  const auto dims = program::dims_of(c);
+  const std::int64_t macs = points(dims.batch) * points(dims.m) * points(dims.n) * points(dims.k);
+  if (!dtypes || macs <= fewest_macs) return nullptr;
   // partial sums over k_outer must not be rounded
   const bool unsplit_k = c.out.dtype != DType::f32;
   auto p = std::make_unique<MatmulPlan>();
@@ -215,27 +240,10 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
     p->kernel = matmul_kernel(c.a.dtype);
   if (p->kernel && p->kernel->sums_taps) sum_in_kernel(*p);
   choose_blocks(*p);
-  const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
-                     n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
-  const std::int64_t g_edge = p->group_dim.n - (p->groups - 1) * p->group;
-  for (int edge = 0; edge < MatmulPlan::edges; ++edge)
-    for (int accumulate = 0; accumulate < 2; ++accumulate) {
-      if (accumulate == 0 ? c.accumulate : !c.accumulate && p->k_points == 1) continue;
-      const bool first = edge & 1, second = edge & 2;
-      p->gemms[edge][accumulate] = find_gemm(
-          gemm_shape(*p, c, first && p->group > 1 ? g_edge : p->group, first ? m_edge : p->m_block,
-                     second ? n_edge : p->n_block, accumulate));
-      if (!p->gemms[edge][accumulate]) return nullptr;
-      p->slice =
-          std::max(p->slice, round_up(scratch_bytes(*p->gemms[edge][accumulate], p->taps), 64));
-    }
-  const std::int64_t bytes = haliax::bytes_of(c.a.dtype);
-  p->packed_a_bytes = p->choice.pack_a.used ? round_up(p->choice.pack_a.elements * bytes, 64) : 0;
-  p->packed_b_bytes = p->choice.pack_b.used ? round_up(p->choice.pack_b.elements * bytes, 64) : 0;
-  p->packed_out_bytes =
-      p->choice.pack_out.used
-          ? round_up(p->choice.pack_out.elements * haliax::bytes_of(c.out.dtype), 64)
-          : 0;
+  if (!find_gemms(*p, c)) return nullptr;
+  p->packed_a_bytes = packed_bytes(p->choice.pack_a, c.a.dtype);
+  p->packed_b_bytes = packed_bytes(p->choice.pack_b, c.a.dtype);
+  p->packed_out_bytes = packed_bytes(p->choice.pack_out, c.out.dtype);
   p->workers = static_cast<int>(std::clamp<std::int64_t>(p->tasks(), 1, p->threads));
   return p;
 }
