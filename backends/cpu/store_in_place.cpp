@@ -49,36 +49,45 @@ struct InPlace {
         std::find_if(out.begin(), out.end(), [&](auto& o) { return o.value == value; });
     return created == out.end() ? nullptr : &*created;
   }
+  // Stores the value of the store `at` in place, if possible.
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
     if ((is_widened(to.dtype) && to.dtype != DType::bf16) || tape[at].extent != Extent::full)
       return;
-    // ops that modify the value at an element, and last the op that computes it
-    std::vector<std::size_t> makers;
+    const int value = tape[at].in[0];
+    for (std::size_t t = at; t-- > 0;) {
+      if (auto* output = created_by(tape[t], value)) return store_assembled(tape, t, *output, at);
+      if (tape[t].out != value || rounds_in_place(tape[t], to.dtype)) continue;
+      if (!is_widened(to.dtype)) store_map(tape, at);
+      return;
+    }
+  }
+  static bool rounds_in_place(const Op& op, DType dtype) {
+    return op.in[0] == op.out && !is_widened(dtype);
+  }
+  // Lets output `output` of the assembled op `maker` be written by that op.
+  void store_assembled(const Tape& tape, std::size_t maker, AssembledOps::Output& output,
+                       std::size_t at) const {
+    const Access& to = access(tape[at].access);
+    // a bf16 value in memory replaces the f32 value, so no other op may read it
+    const bool is_alone = reads[static_cast<std::size_t>(output.value)] == 1;
+    if (output.into >= 0 || (is_widened(to.dtype) && !is_alone) || is_read(tape, maker, to)) return;
+    output.into = tape[at].access;
+    output.bf16 = is_widened(to.dtype);
+  }
+  // The same for a map, and for the pokes after it, which change single elements.
+  void store_map(Tape& tape, std::size_t at) const {
+    const Access& to = access(tape[at].access);
+    std::vector<std::size_t> makers;  // pokes, last one first, then the map
     int value = tape[at].in[0];
     for (std::size_t t = at; t-- > 0;) {
-      if (auto* created = created_by(tape[t], value); created && makers.empty()) {
-        // no other op reads the f32 value
-        const bool alone = reads[static_cast<std::size_t>(value)] == 1;
-        if (created->into < 0 && (!is_widened(to.dtype) || alone) && !is_read(tape, t, to)) {
-          created->into = tape[at].access;
-          created->bf16 = is_widened(to.dtype);
-        }
-
-        return;
-      }
-      if (is_widened(to.dtype)) {
-        if (tape[t].out == value) return;
-        continue;
-      }
-      if (tape[t].out != value || tape[t].in[0] == value) continue;  // rounded in place
-      const bool changes = tape[t].kind == Op::poke;
-      if ((!changes && tape[t].kind != Op::map && tape[t].kind != Op::map_rows) ||
-          tape[t].into >= 0)
-        return;
+      const Op& op = tape[t];
+      if (op.out != value || rounds_in_place(op, to.dtype)) continue;
+      const bool is_map = op.kind == Op::map || op.kind == Op::map_rows;
+      if ((!is_map && op.kind != Op::poke) || op.into >= 0) return;
       makers.push_back(t);
-      if (!changes) break;
-      value = tape[t].in[0];
+      if (is_map) break;
+      value = op.in[0];
       if (reads[static_cast<std::size_t>(value)] > 1) return;
     }
     if (makers.empty() || tape[makers.back()].kind == Op::poke || is_read(tape, makers.back(), to))
