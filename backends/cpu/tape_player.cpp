@@ -21,6 +21,37 @@ void splat(const Op& op, void* out, const void* in, std::int64_t n) {
   kernels().copy_rows(cpu::bytes_of(op.lane), out, {n, 1}, in, {0, 0}, 1, n);
 }
 
+// The arguments of an assembled function, for one row after another.
+class AssembledArguments {
+ public:
+  explicit AssembledArguments(std::int64_t n) {
+    call.points = n / 16 * 16;
+    call.rest = (1 << n % 16) - 1;  // mask of the lanes after the last full vector
+  }
+  // row_bytes: distance of rows; 0 for a row that all rows share
+  void add_array(void* x, std::int64_t row_bytes) {
+    call.array[arrays_] = x;
+    row_bytes_[arrays_++] = row_bytes;
+  }
+  void add_scalar(const std::uint32_t* x, bool differs_by_row) {
+    call.scalar[scalars_] = *x;
+    by_row_[scalars_++] = differs_by_row ? x : nullptr;
+  }
+  // Advances from row - 1 to `row`.
+  void set_row(std::int64_t row) {
+    for (int k = 0; k < arrays_; ++k)
+      call.array[k] = static_cast<char*>(call.array[k]) + row_bytes_[k];
+    for (int k = 0; k < scalars_; ++k)
+      if (by_row_[k]) call.scalar[k] = by_row_[k][row];
+  }
+  AssembledCall call;
+
+ private:
+  int arrays_ = 0, scalars_ = 0;
+  std::int64_t row_bytes_[most_arrays];
+  const std::uint32_t* by_row_[most_scalars];  // values of all rows; null: one value
+};
+
 // Copies a dense tile with non-temporal stores. Returns false if its memory shares cache lines with
 // other tiles, or if the machine has no such stores.
 #if defined(HALIAX_X86)
@@ -231,49 +262,38 @@ AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool bf16, bool by_r
   }
   return fits ? variants.non_temporal : variants.plain;
 }
-// Calls an assembled function once for all elements, or once per row (by_row). After each row,
-// arrays advance by `step` bytes, which is 0 for a row that all rows share, and scalars that
-// differ by row are read again.
+// Calls an assembled function once for all elements, or once per row (by_row).
 void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
   using Broadcast = AssembledOps::Broadcast;
   const AssembledOps& ops = values.plan.assembled[std::size_t(op.which)];
-  const std::int64_t count = ops.by_row ? values.rows() : 1,
+  const std::int64_t rows = ops.by_row ? values.rows() : 1,
                      n = ops.by_row ? values.columns() : points;
-  AssembledCall call;
-  call.points = n / 16 * 16;
-  call.rest = (1 << n % 16) - 1;  // mask of the lanes after the last full vector
   const bool bf16 = are_bf16(op, ops, points);
-  int arrays = 0, scalars = 0;
-  std::int64_t step[most_arrays];
-  const std::uint32_t* of_row[most_scalars];
+  AssembledArguments arguments(n);
   for (auto& in : ops.in) {
     auto* x = static_cast<std::uint32_t*>(values.value(in.value));
-    if (in.broadcast == Broadcast::each || in.broadcast == Broadcast::along_row) {
-      call.array[arrays] = x;
-      step[arrays++] = in.broadcast == Broadcast::each ? (bf16 && in.may_be_bf16 ? 2 : 4) * n : 0;
-    } else {
-      call.scalar[scalars] = *x;
-      of_row[scalars++] = in.broadcast == Broadcast::of_row ? x : nullptr;
-    }
+    if (in.broadcast == Broadcast::each)
+      arguments.add_array(x, (bf16 && in.may_be_bf16 ? 2 : 4) * n);
+    else if (in.broadcast == Broadcast::along_row)
+      arguments.add_array(x, 0);
+    else
+      arguments.add_scalar(x, in.broadcast == Broadcast::of_row);
   }
   for (auto& out : ops.out)  // after the inputs, because a value may be both
     if (!out.bf16) values.aim(op, out.value, out.into, points);
-  for (auto& out : ops.out) {
-    call.array[arrays] = values.value(out.value);
-    step[arrays++] = (bf16 && out.bf16 ? 2 : 4) * n;
-  }
+  for (auto& out : ops.out)
+    arguments.add_array(values.value(out.value), (bf16 && out.bf16 ? 2 : 4) * n);
 
-  const auto code = code_for(ops, bf16, count > 1, n);
-  for (std::int64_t r = 0;;) {
+  AssembledCall& call = arguments.call;
+  const auto code = code_for(ops, bf16, rows > 1, n);
+  for (std::int64_t row = 0;;) {
     if (!ops.point.fetches_inputs) {
       const void* prefetch = ahead_.next_lines(n / 16);
       call.prefetch = prefetch ? prefetch : call.array[0];
     }
     code(&call);
-    if (++r == count) return;
-    for (int k = 0; k < arrays; ++k) call.array[k] = static_cast<char*>(call.array[k]) + step[k];
-    for (int k = 0; k < scalars; ++k)
-      if (of_row[k]) call.scalar[k] = of_row[k][r];
+    if (++row == rows) return;
+    arguments.set_row(row);
   }
 }
 void TapePlayer::load(const Op& op, std::int64_t n) {
