@@ -96,33 +96,8 @@ class PickedLines {
       : ids_(ids) {
     if (dims.size() > std::size_t(most_dims))
       throw Error(std::string("[") + op + "] more than 64 dimensions");
-    std::size_t line = dims.size();  // the last dim along which an id varies
-    auto varies = [&](std::size_t d) { return dims[d] != 1 && ids.varies(d); };
-    while (line > 0 && !varies(line - 1)) --line;
-    one_id_ = line == 0;
-    auto is_packed = [&](std::size_t d) { return packs && there[d] == 1 && dims[d] >= 8; };
-    std::int64_t step = std::numeric_limits<std::int64_t>::max();  // the smallest one along ids
-    for (std::size_t d = 0; d < dims.size(); ++d)
-      if (varies(d)) step = std::min(step, std::abs(here[d]));
-    // Other dims with larger strides than the ids are iterated outside of the line, if their
-    // positions have no element in common.
-    auto outside = [&](std::size_t d) {
-      return !one_id_ && !varies(d) && there[d] != 0 && !is_packed(d) && std::abs(here[d]) >= step;
-    };
-    auto add = [&](std::size_t d) {
-      sizes_.push_back(dims[d]);
-      here_.push_back(here[d]);
-      there_.push_back(there[d]);
-      dim_.push_back(d);
-    };
-    for (std::size_t d = 0; d < dims.size(); ++d)
-      if (outside(d)) add(d);
-    for (std::size_t d = 0; d < dims.size(); ++d) {
-      if (varies(d))
-        add(d);
-      else if (!outside(d))
-        run_.add(dims[d], {here[d], there[d]});
-    }
+    add_dims(dims, here, there, packs);
+    one_id_ = sizes_.empty();
     if (one_id_) {  // one line of one position
       sizes_ = {1};
       here_ = there_ = {0};
@@ -240,6 +215,39 @@ class PickedLines {
  private:
   static constexpr int most_dims = 64;
   static constexpr std::int64_t most_joined = 256;  // positions of a segment of several lines
+  // Divides the dims into those of the lines and those of the runs. For example, a gather of
+  // table[ids[i], j] into out[i, j] has one line, along i, and its runs are along j.
+  void add_dims(const Dims& dims, const Dims& here, const Dims& there, bool packs) {
+    auto varies = [&](std::size_t d) { return dims[d] != 1 && ids_.varies(d); };
+    auto is_packed = [&](std::size_t d) { return packs && there[d] == 1 && dims[d] >= 8; };
+    bool any_varies = false;
+    std::int64_t step = std::numeric_limits<std::int64_t>::max();  // the smallest one along ids
+    for (std::size_t d = 0; d < dims.size(); ++d) {
+      if (!varies(d)) continue;
+      any_varies = true;
+      step = std::min(step, std::abs(here[d]));
+    }
+    // Other dims with larger strides than the ids are iterated outside of the line, if their
+    // positions have no element in common.
+    auto outside = [&](std::size_t d) {
+      return any_varies && !varies(d) && there[d] != 0 && !is_packed(d) &&
+             std::abs(here[d]) >= step;
+    };
+    auto add = [&](std::size_t d) {
+      sizes_.push_back(dims[d]);
+      here_.push_back(here[d]);
+      there_.push_back(there[d]);
+      dim_.push_back(d);
+    };
+    for (std::size_t d = 0; d < dims.size(); ++d)
+      if (outside(d)) add(d);
+    for (std::size_t d = 0; d < dims.size(); ++d) {
+      if (varies(d))
+        add(d);
+      else if (!outside(d))
+        run_.add(dims[d], {here[d], there[d]});
+    }
+  }
   // Positions [start, start + n) of neighboring lines.
   struct Segment {
     std::int64_t start, n, lines;

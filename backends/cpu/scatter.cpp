@@ -17,33 +17,8 @@ class ScatterStep final : public CompiledStep {
         lines_("scatter", scatter.dims, scatter.updates.strides, scatter.target.strides, ids_,
                updates_dense_runs()),
         part_(lines_.disjoint()), runs_per_block_(lines_.disjoint_runs()) {
-    const std::int64_t n = lines_.run_size(), rows = lines_.rows(), stride = lines_.run_stride(0),
-                       most = rows * lines_.run_points() / 16384;
-    const bool distinct = lines_.run_stride(1) != 0;  // the columns of a run are distinct elements
-    columns_ = std::max<std::int64_t>(n, 1);
-    if (n >= kShortest && lines_.run_stride(1) == 1) {
-      packs_ = updates_dense_runs() && stride != 1 && (stride != 0 || kernel_16_bit_);
-      if (!is_widened(dtype_)) combine_ = kernel_of(packs_ ? 1 : stride);
-    }
-    if (distinct && n >= 128 && most > 1) {
-      part_ = {};
-      const std::int64_t parts = std::min(n / 64, most);
-      columns_ = std::min(n, ((n + parts - 1) / parts + 63) / 64 * 64);
-      blocks_ = (n + columns_ - 1) / columns_;
-    } else if (part_.last > 1 && most > 1) {
-      const std::int64_t parts = std::min({part_.last, most, std::int64_t(64)});
-      positions_ = (part_.last + parts - 1) / parts;
-      blocks_ = (part_.last + positions_ - 1) / positions_;
-    } else {
-      part_ = {};
-      // each block packs all updates
-      const std::int64_t runs = lines_.disjoint_runs(), most_blocks = packs_ ? 2 * threads() : 64,
-                         parts = std::clamp<std::int64_t>(most, 1, std::min(runs, most_blocks));
-      runs_per_block_ = (runs + parts - 1) / parts;
-      splits_runs_ = runs_per_block_ < runs;
-      blocks_ = (runs + runs_per_block_ - 1) / runs_per_block_;
-    }
-    if (rows * lines_.run_points() == 0) blocks_ = 0;
+    choose_kernel();
+    choose_blocks();
   }
   void run(Frame& frame) override {
     ids_.set(frame);
@@ -83,6 +58,39 @@ class ScatterStep final : public CompiledStep {
     alignas(64) T values_[most_columns * most_rows];
   };
 
+  // Chooses a vector kernel for dense runs of the target, for which updates may be packed.
+  void choose_kernel() {
+    if (lines_.run_size() < kShortest || lines_.run_stride(1) != 1) return;
+    const std::int64_t stride = lines_.run_stride(0);
+    packs_ = updates_dense_runs() && stride != 1 && (stride != 0 || kernel_16_bit_);
+    if (!is_widened(dtype_)) combine_ = kernel_of(packs_ ? 1 : stride);
+  }
+  // Splits the columns of the runs, or a dim of the target, or the runs.
+  void choose_blocks() {
+    const std::int64_t n = lines_.run_size(), points = lines_.rows() * lines_.run_points(),
+                       most = points / kUpdatesPerBlock;
+    const bool are_columns_distinct = lines_.run_stride(1) != 0;  // distinct elements of the target
+    columns_ = std::max<std::int64_t>(n, 1);
+    if (are_columns_distinct && n >= 128 && most > 1) {
+      part_ = {};
+      const std::int64_t parts = std::min(n / 64, most);
+      columns_ = std::min(n, ((n + parts - 1) / parts + 63) / 64 * 64);
+      blocks_ = (n + columns_ - 1) / columns_;
+    } else if (part_.last > 1 && most > 1) {
+      const std::int64_t parts = std::min({part_.last, most, std::int64_t(64)});
+      positions_ = (part_.last + parts - 1) / parts;
+      blocks_ = (part_.last + positions_ - 1) / positions_;
+    } else {
+      part_ = {};
+      // each block packs all updates
+      const std::int64_t runs = lines_.disjoint_runs(), most_blocks = packs_ ? 2 * threads() : 64,
+                         parts = std::clamp<std::int64_t>(most, 1, std::min(runs, most_blocks));
+      runs_per_block_ = (runs + parts - 1) / parts;
+      splits_runs_ = runs_per_block_ < runs;
+      blocks_ = (runs + runs_per_block_ - 1) / runs_per_block_;
+    }
+    if (points == 0) blocks_ = 0;
+  }
   // The rows and columns of a block.
   struct Block {
     std::int64_t rows, first_column, columns, first_run, last_run;
@@ -215,6 +223,7 @@ class ScatterStep final : public CompiledStep {
                          stride == 0 ? Shape::vector_scalar : Shape::vector_vector);
   }
   static constexpr std::int64_t kShortest = 8;  // elements of a run that a kernel combines
+  static constexpr std::int64_t kUpdatesPerBlock = 16384;
   Place updates_, target_;
   Ids ids_;
   DType dtype_;
