@@ -16,16 +16,16 @@ bool is_array(const Input& i) {
   return i.broadcast == Broadcast::each || i.broadcast == Broadcast::along_row;
 }
 
-class Pass {
+class AssemblePass {
  public:
-  explicit Pass(FusedPlan& plan)
-      : plan_(plan), uses_(plan.values.size(), 0), same_(plan.values.size()) {
-    for (std::size_t v = 0; v < same_.size(); ++v) same_[v] = int(v);
+  explicit AssemblePass(FusedPlan& plan)
+      : plan_(plan), uses_(plan.values.size(), 0), scalar_of_(plan.values.size()) {
+    for (std::size_t v = 0; v < scalar_of_.size(); ++v) scalar_of_[v] = int(v);
     each_tape([&](Tape& tape) {
       for (const Op& op : tape) {
         each_read(plan_, op, [&](int v) { ++uses_[std::size_t(v)]; });
         // A splat equals its scalar operand.
-        if (op.kind == Op::splat) same_[std::size_t(op.out)] = op.in[0];
+        if (op.kind == Op::splat) scalar_of_[std::size_t(op.out)] = op.in[0];
         const bool is_bf16 =
             op.access >= 0 && plan_.accesses[std::size_t(op.access)].dtype == DType::bf16;
         if (is_bf16 && op.kind == Op::load) bf16_values_.insert(op.out);
@@ -37,7 +37,7 @@ class Pass {
   }
   void run() {
     for (auto* tapes : {&plan_.outer, &plan_.inner})
-      for (Tape& tape : *tapes) go_through(tape);
+      for (Tape& tape : *tapes) assemble_tape(tape);
     drop_unread();
   }
 
@@ -49,39 +49,39 @@ class Pass {
       for (Tape& tape : *tapes) f(tape);
     f(plan_.outer_stores);
   }
-  static bool is_point(const Op& op) {
+  static bool may_join(const Op& op) {
     return (op.kind == Op::map || op.kind == Op::map_rows) && op.into < 0 &&
-           can_assemble(op.point) && cpu::bytes_of(op.lane) == 4;
+           can_assemble(op.map_op) && cpu::bytes_of(op.lane) == 4;
   }
   // Groups ops that are adjacent, or can be moved next to each other. An op between them that reads
   // none of their results moves before the group.
-  void go_through(Tape& tape) {
+  void assemble_tape(Tape& tape) {
     Tape out;
-    std::vector<Op> open;
-    auto flush = [&] {
-      close(open, out);
-      open.clear();
+    std::vector<Op> group;
+    auto end_group = [&] {
+      emit_group(group, out);
+      group.clear();
     };
-    auto makes = [&](int v) {
-      return std::any_of(open.begin(), open.end(), [&](const Op& o) { return o.out == v; });
+    auto computes = [&](int v) {
+      return std::any_of(group.begin(), group.end(), [&](const Op& o) { return o.out == v; });
     };
     for (const Op& op : tape) {
-      if (is_point(op)) {
-        if (!open.empty() && open[0].extent != op.extent) flush();
-        open.push_back(op);
-        if (!fits(open)) {
-          open.pop_back();
-          flush();
-          open.push_back(op);
+      if (may_join(op)) {
+        if (!group.empty() && group[0].extent != op.extent) end_group();
+        group.push_back(op);
+        if (!fits(group)) {
+          group.pop_back();
+          end_group();
+          group.push_back(op);
         }
         continue;
       }
       bool depends = op.kind == Op::store;  // other ops may read the stored memory
-      each_read(plan_, op, [&](int v) { depends |= makes(v); });
-      if (depends) flush();
+      each_read(plan_, op, [&](int v) { depends |= computes(v); });
+      if (depends) end_group();
       out.push_back(op);
     }
-    flush();
+    end_group();
     tape = std::move(out);
   }
 
@@ -93,48 +93,48 @@ class Pass {
                  : from == Extent::full ? Broadcast::each
                                         : Broadcast::along_row};
     }
-    if (same_[std::size_t(v)] != v) return {same_[std::size_t(v)], Broadcast::one};
+    if (scalar_of_[std::size_t(v)] != v) return {scalar_of_[std::size_t(v)], Broadcast::one};
     return {v, op.one[k] ? Broadcast::one : Broadcast::each};
   }
   // Returns the values that a group reads from outside.
-  std::vector<Input> inputs_of(const std::vector<Op>& open) const {
+  std::vector<Input> inputs_of(const std::vector<Op>& group) const {
     std::vector<Input> in;
-    for (std::size_t n = 0; n < open.size(); ++n)
+    for (std::size_t n = 0; n < group.size(); ++n)
       for (int k = 0; k < 4; ++k) {
-        const int v = open[n].in[k];
-        const auto end = open.begin() + std::ptrdiff_t(n);
-        if (v < 0 || std::any_of(open.begin(), end, [&](const Op& o) { return o.out == v; }))
+        const int v = group[n].in[k];
+        const auto end = group.begin() + std::ptrdiff_t(n);
+        if (v < 0 || std::any_of(group.begin(), end, [&](const Op& o) { return o.out == v; }))
           continue;
-        const auto input = input_of(open[n], k);
+        const auto input = input_of(group[n], k);
         if (std::find(in.begin(), in.end(), input) == in.end()) in.push_back(input);
       }
     return in;
   }
   // Returns the values of a group that other ops read, in increasing order.
-  std::vector<int> outputs_of(const std::vector<Op>& open) const {
+  std::vector<int> outputs_of(const std::vector<Op>& group) const {
     std::vector<int> out;
-    for (const Op& op : open) {
+    for (const Op& op : group) {
       int reads = 0;  // within the group
-      for (const Op& o : open) reads += int(std::count(o.in, o.in + 4, op.out));
+      for (const Op& o : group) reads += int(std::count(o.in, o.in + 4, op.out));
       if (uses_[std::size_t(op.out)] > reads) out.push_back(op.out);
     }
     std::sort(out.begin(), out.end());
     out.erase(std::unique(out.begin(), out.end()), out.end());  // a value may be rounded in place
     return out;
   }
-  AssembledOps written(const std::vector<Op>& open) const {
-    AssembledOps w;
+  AssembledOps assembled_ops(const std::vector<Op>& group) const {
+    AssembledOps ops;
     // if rows stay in the cache across levels, the call prefetches the next row instead
-    w.point.fetches_inputs = !plan_.single_inner_box && !plan_.stays_in_cache;
-    auto& in = w.in;
-    in = inputs_of(open);
+    ops.code.fetches_inputs = !plan_.single_inner_box && !plan_.stays_in_cache;
+    auto& in = ops.in;
+    in = inputs_of(group);
     for (auto& i : in)
-      w.point.inputs.push_back(is_array(i) ? PointCode::Input::array : PointCode::Input::one);
+      ops.code.inputs.push_back(is_array(i) ? MapCode::Input::array : MapCode::Input::one);
     // current number of each value, because some values are rounded in place
     std::map<int, int> last;
     int number = int(in.size());
-    for (const Op& op : open) {
-      PointCode::Op one{op.point};
+    for (const Op& op : group) {
+      MapCode::Op one{op.map_op};
       for (int k = 0; k < 4; ++k) {
         if (op.in[k] < 0) continue;
         auto known = last.find(op.in[k]);
@@ -142,24 +142,24 @@ class Pass {
                           ? known->second
                           : int(std::find(in.begin(), in.end(), input_of(op, k)) - in.begin());
       }
-      w.point.ops.push_back(one);
+      ops.code.ops.push_back(one);
       last[op.out] = number++;
     }
-    for (int value : outputs_of(open)) {
-      w.point.outputs.push_back({last[value]});
-      w.out.push_back({value});
+    for (int value : outputs_of(group)) {
+      ops.code.outputs.push_back({last[value]});
+      ops.out.push_back({value});
     }
-    w.by_row = std::any_of(in.begin(), in.end(), [](auto& i) {
+    ops.by_row = std::any_of(in.begin(), in.end(), [](auto& i) {
       return i.broadcast == Broadcast::of_row || i.broadcast == Broadcast::along_row;
     });
-    return w;
+    return ops;
   }
-  bool fits(const std::vector<Op>& open) const {
-    if (open.size() > most_ops) return false;
-    const auto in = inputs_of(open);
+  bool fits(const std::vector<Op>& group) const {
+    if (group.size() > most_ops) return false;
+    const auto in = inputs_of(group);
     const auto arrays = std::count_if(in.begin(), in.end(), is_array),
                numbers = std::ptrdiff_t(in.size()) - arrays;
-    return arrays + std::ptrdiff_t(outputs_of(open).size()) <= most_arrays &&
+    return arrays + std::ptrdiff_t(outputs_of(group).size()) <= most_arrays &&
            numbers <= most_scalars;
   }
   // Returns true if the op reads or writes an array of bf16, which code reads and writes directly
@@ -170,33 +170,33 @@ class Pass {
             std::any_of(op.in, op.in + 4, [&](int v) { return v >= 0 && bf16_values_.count(v); }));
   }
   // Returns true if a kernel serves as well as assembled code.
-  bool stays_alone(const std::vector<Op>& open) const {
-    return open.size() == 1 && !touches_bf16(open[0]) && !non_temporal_.count(open[0].out);
+  bool stays_alone(const std::vector<Op>& group) const {
+    return group.size() == 1 && !touches_bf16(group[0]) && !non_temporal_.count(group[0].out);
   }
   // Replaces the group by one op, or by several if the registers do not suffice.
-  void close(const std::vector<Op>& open, Tape& out) {
-    if (open.empty() || stays_alone(open)) {
-      out.insert(out.end(), open.begin(), open.end());
+  void emit_group(const std::vector<Op>& group, Tape& out) {
+    if (group.empty() || stays_alone(group)) {
+      out.insert(out.end(), group.begin(), group.end());
       return;
     }
-    auto w = written(open);
-    w.f32.plain = assembled(w.point);
-    if (!w.f32.plain && open.size() == 1) return out.push_back(open[0]);
-    if (!w.f32.plain) {
-      const auto half = open.begin() + std::ptrdiff_t(open.size() / 2);
-      close({open.begin(), half}, out);
-      close({half, open.end()}, out);
+    auto ops = assembled_ops(group);
+    ops.f32.plain = assembled(ops.code);
+    if (!ops.f32.plain && group.size() == 1) return out.push_back(group[0]);
+    if (!ops.f32.plain) {
+      const auto half = group.begin() + std::ptrdiff_t(group.size() / 2);
+      emit_group({group.begin(), half}, out);
+      emit_group({half, group.end()}, out);
       return;
     }
     Op op;
     op.kind = Op::assembled;
-    op.extent = open[0].extent;
+    op.extent = group[0].extent;
     op.which = int(plan_.assembled.size());
-    for (const Op& o : open)
+    for (const Op& o : group)
       for (int v : o.in)
         if (v >= 0) --uses_[std::size_t(v)];
-    for (auto& i : w.in) ++uses_[std::size_t(i.value)];
-    plan_.assembled.push_back(std::move(w));
+    for (auto& i : ops.in) ++uses_[std::size_t(i.value)];
+    plan_.assembled.push_back(std::move(ops));
     out.push_back(op);
   }
   // Removes splats and expansions without readers.
@@ -210,7 +210,7 @@ class Pass {
 
   FusedPlan& plan_;
   std::vector<int> uses_;       // number of ops that read a value
-  std::vector<int> same_;       // the scalar that a splat repeats, else the value itself
+  std::vector<int> scalar_of_;  // the scalar that a splat repeats, else the value itself
   std::set<int> bf16_values_;   // values that arrays of bf16 hold
   std::set<int> non_temporal_;  // values of non-temporal stores
 };
@@ -240,19 +240,19 @@ void mark_bf16(FusedPlan& plan) {
 }
 // Returns the code of ops that read and write bf16 where a value may be bf16 in memory. None: no
 // value may.
-std::optional<PointCode> with_bf16(const FusedPlan& plan, AssembledOps& ops) {
-  PointCode code = ops.point;
+std::optional<MapCode> with_bf16(const FusedPlan& plan, AssembledOps& ops) {
+  MapCode code = ops.code;
   bool any = false;
   for (std::size_t k = 0; k < ops.in.size(); ++k)
     if (plan.values[std::size_t(ops.in[k].value)].may_be_bf16) {
       any = ops.in[k].may_be_bf16 = true;
-      code.inputs[k] = PointCode::Input::bf16;
+      code.inputs[k] = MapCode::Input::bf16;
     }
   for (std::size_t k = 0; k < ops.out.size(); ++k)
     if (ops.out[k].bf16) any = code.outputs[k].bf16 = true;
   return any ? std::optional(code) : std::nullopt;
 }
-AssembledCode with_non_temporal_stores(const AssembledOps& ops, PointCode code) {
+AssembledCode with_non_temporal_stores(const AssembledOps& ops, MapCode code) {
   bool any = false;
   for (std::size_t k = 0; k < ops.out.size(); ++k)
     any |= code.outputs[k].non_temporal = ops.out[k].non_temporal;
@@ -267,7 +267,7 @@ void assemble_variants(FusedPlan& plan) {
   for (auto& ops : plan.assembled) {
     for (auto& out : ops.out)
       out.non_temporal = out.into >= 0 && plan.accesses[std::size_t(out.into)].non_temporal;
-    ops.f32.non_temporal = with_non_temporal_stores(ops, ops.point);
+    ops.f32.non_temporal = with_non_temporal_stores(ops, ops.code);
     if (!reads_bf16) continue;
     if (auto bf16 = with_bf16(plan, ops)) {
       ops.bf16.plain = assembled(*bf16);
@@ -277,7 +277,7 @@ void assemble_variants(FusedPlan& plan) {
 }
 
 void assemble(FusedPlan& plan) {
-  if (can_assemble()) Pass(plan).run();
+  if (can_assemble()) AssemblePass(plan).run();
 }
 
 }  // namespace haliax::cpu

@@ -19,11 +19,11 @@ struct AssembledCall {
 };
 bool can_assemble();
 bool can_assemble_bf16();  // reads and writes bf16 directly in memory
-bool can_assemble(const PointOp&);
-std::string key_of(const PointCode&);  // equal for equal code
-// Returns null if the registers do not suffice. The code is cached: equal PointCodes share one
+bool can_assemble(const MapOp&);
+std::string key_of(const MapCode&);  // equal for equal code
+// Returns null if the registers do not suffice. The code is cached: equal MapCodes share one
 // function.
-AssembledCode assembled(const PointCode&);
+AssembledCode assembled(const MapCode&);
 
 void assemble(FusedPlan&);
 // Lets assembled ops read and write bf16 arrays directly in memory, if no other op reads or writes

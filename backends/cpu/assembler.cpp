@@ -20,7 +20,7 @@ using Xbyak::Reg64;
 class Assembler : VectorOps {
  public:
   // a tanh or an exp has about 900 bytes, and is emitted up to four times
-  Assembler(const PointCode& code, bool avx512)
+  Assembler(const MapCode& code, bool avx512)
       : VectorOps((avx512 ? 1 : 3) * (4096 + 1024 * code.ops.size()), avx512), code_(code) {
     count_uses();
     save();
@@ -56,7 +56,7 @@ class Assembler : VectorOps {
   }
   int arrays() const {
     int n = int(code_.outputs.size());
-    for (auto input : code_.inputs) n += input != PointCode::Input::one;
+    for (auto input : code_.inputs) n += input != MapCode::Input::one;
     return n;
   }
   Address in_call(std::size_t offset) { return ptr[rdi + offset]; }
@@ -99,9 +99,9 @@ class Assembler : VectorOps {
     if (!code_.fetches_inputs) return prefetcht1(ptr[array_register(arrays()) + rcx * 4]);
     int array = 0;
     for (auto input : code_.inputs) {
-      if (input == PointCode::Input::array)
+      if (input == MapCode::Input::array)
         prefetcht1(ptr[array_register(array++) + rcx * 4 + bytes_ahead]);
-      if (input == PointCode::Input::bf16)
+      if (input == MapCode::Input::bf16)
         prefetcht1(ptr[array_register(array++) + rcx * 2 + bytes_ahead]);
     }
   }
@@ -120,9 +120,9 @@ class Assembler : VectorOps {
     places_.assign(uses_.size(), {});
     int array = 0, scalar = 0;
     for (std::size_t i = 0; i < code_.inputs.size(); ++i)
-      places_[i] = code_.inputs[i] == PointCode::Input::one    ? Place{Place::scalar, scalar++}
-                   : code_.inputs[i] == PointCode::Input::bf16 ? Place{Place::bf16, array++}
-                                                               : Place{Place::array, array++};
+      places_[i] = code_.inputs[i] == MapCode::Input::one    ? Place{Place::scalar, scalar++}
+                   : code_.inputs[i] == MapCode::Input::bf16 ? Place{Place::bf16, array++}
+                                                             : Place{Place::array, array++};
     for (std::size_t k = 0; k < code_.ops.size(); ++k)
       emit_op(code_.ops[k], int(code_.inputs.size() + k));
     for (auto& out : code_.outputs) {  // last, because an output may overwrite an input
@@ -152,7 +152,7 @@ class Assembler : VectorOps {
     return rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(k);
   }
 
-  PointCode code_;
+  MapCode code_;
   std::vector<int> uses_;
   Xbyak::Label lane_bits_[2];  // 1, 2, 4, ...: bits of the first 8 elements, and of the other 8
   int half_ = 0;               // half of the 16 elements
@@ -166,7 +166,7 @@ constinit std::mutex assembling;
 
 }  // namespace
 
-AssembledCode assembled(const PointCode& code) {
+AssembledCode assembled(const MapCode& code) {
   static auto& all = *new std::map<std::string, std::unique_ptr<Assembler>>;
   std::lock_guard hold(assembling);
   auto [known, is_new] = all.try_emplace(key_of(code));
@@ -183,6 +183,6 @@ AssembledCode assembled(const PointCode& code) {
 
 #else
 namespace haliax::cpu {
-AssembledCode assembled(const PointCode&) { return nullptr; }
+AssembledCode assembled(const MapCode&) { return nullptr; }
 }  // namespace haliax::cpu
 #endif

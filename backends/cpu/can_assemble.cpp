@@ -19,14 +19,14 @@ bool can_assemble() {
   return can;
 }
 bool can_assemble_bf16() { return selected_isa_is("avx512"); }
-bool can_assemble(const PointOp& op) {
-  if (op.action == PointOp::nothing) return false;
+bool can_assemble(const MapOp& op) {
+  if (op.kind == MapOp::nothing) return false;
   const bool float_of_16_bits = op.to == DType::bf16 || op.to == DType::f16;
-  if (op.action == PointOp::round) return float_of_16_bits;
+  if (op.kind == MapOp::round) return float_of_16_bits;
   const bool integer = op.from == LaneType::i32 || op.from == LaneType::u32;
   if (op.from != LaneType::f32 && !integer) return false;
-  if (op.action == PointOp::convert) return float_of_16_bits || op.to == DType::f32;
-  switch (op.what) {
+  if (op.kind == MapOp::convert) return float_of_16_bits || op.to == DType::f32;
+  switch (op.code) {
     case Code::exp:
     case Code::tanh:
     case Code::sigmoid:
@@ -64,11 +64,11 @@ bool can_assemble(const PointOp& op) {
     case Code::select:
       return true;
     default:
-      return op.action == PointOp::exp_of_difference;
+      return op.kind == MapOp::exp_of_difference;
   }
 }
 
-std::string key_of(const PointCode& code) {
+std::string key_of(const MapCode& code) {
   std::string key;
   auto add = [&](int x) { key.append(reinterpret_cast<const char*>(&x), sizeof x); };
   add(int(code.inputs.size()));
@@ -76,10 +76,10 @@ std::string key_of(const PointCode& code) {
   add(code.fetches_inputs);
   for (auto input : code.inputs) add(int(input));
   for (auto& op : code.ops) {
-    add(op.action.action);
-    add(int(op.action.what));
-    add(int(op.action.from));
-    add(int(op.action.to));
+    add(op.map.kind);
+    add(int(op.map.code));
+    add(int(op.map.from));
+    add(int(op.map.to));
     for (int a : op.args) add(a);
   }
   for (auto& o : code.outputs) {
@@ -93,7 +93,7 @@ std::string key_of(const PointCode& code) {
 #else
 bool can_assemble() { return false; }
 bool can_assemble_bf16() { return false; }
-bool can_assemble(const PointOp&) { return false; }
+bool can_assemble(const MapOp&) { return false; }
 #endif
 
 }  // namespace haliax::cpu

@@ -48,9 +48,10 @@ struct Access {
 };
 
 // The operation of a map, for passes that generate other code for it.
-struct PointOp {
-  enum Action : std::uint8_t { nothing, code, exp_of_difference, round, convert } action = nothing;
-  program::Code what = program::Code::add;  // for action `code`
+struct MapOp {
+  enum Kind : std::uint8_t { nothing, instruction, exp_of_difference, round, convert };
+  Kind kind = nothing;
+  program::Code code = program::Code::add;  // for `instruction`
   LaneType from = LaneType::f32;  // lane type of the operands; for `select`, of the two choices
   DType to = DType::f32;          // dtype of the result
 };
@@ -84,7 +85,7 @@ struct Op {
   // map, map_rows, poke: the access of the store that consumes the result; the result is written
   // there directly
   int into = -1;
-  PointOp point;     // map, map_rows
+  MapOp map_op;      // map, map_rows
   bool one[4] = {};  // map: operands that are one value for all elements
   int which = -1;    // assembled: index into FusedPlan::assembled
   Kernel kernel = nullptr;
@@ -96,9 +97,9 @@ using Tape = std::vector<Op>;
 
 // Several ops as one function (assemble.h), for one element. Values are numbered: inputs first,
 // then the result of each op.
-struct PointCode {
+struct MapCode {
   struct Op {
-    PointOp action;
+    MapOp map;
     int args[4] = {-1, -1, -1, -1};
   };
   // one value for all elements, or one per element, stored as f32 or as bf16
@@ -138,7 +139,7 @@ struct AssembledOps {
   std::vector<Input> in;
   std::vector<Output> out;
   bool by_row = false;  // called once per row
-  PointCode point;
+  MapCode code;
   AssembledVariants f32;
   AssembledVariants bf16;  // for when all values that may be bf16 in memory are
 };

@@ -217,7 +217,7 @@ class InstrEmitter {
     });
     if (last.out != step_.info(exp.args[0]).value || !by_scalar || readers != 1) return false;
     last.fetching = kernels().exp_difference;
-    last.point.action = PointOp::exp_of_difference;
+    last.point.kind = MapOp::exp_of_difference;
     return true;
   }
 

@@ -26,9 +26,9 @@ constexpr std::int64_t lane_sum_cost = 8;  // a reduction of the lanes of a regi
 
 bool is_word(DType d) { return d == DType::f32 || d == DType::i32 || d == DType::u32; }
 bool has_lane(DType d) { return is_word(d) || (d == DType::bf16 && can_assemble_bf16()); }
-PointOp point_op(const std::vector<Instr>& code, const Instr& in) {
+MapOp map_op_of(const std::vector<Instr>& code, const Instr& in) {
   const DType first = in.code == Code::select ? in.dtype : code[std::size_t(in.args[0])].dtype;
-  return {.action = PointOp::code, .what = in.code, .from = lane_type_of(first), .to = in.dtype};
+  return {.kind = MapOp::instruction, .code = in.code, .from = lane_type_of(first), .to = in.dtype};
 }
 bool is_vector_code(const Fused& f, const Instr& in) {
   const auto operand = [&](int k) -> const Instr& { return f.code[std::size_t(in.args[k])]; };
@@ -50,7 +50,7 @@ bool is_vector_code(const Fused& f, const Instr& in) {
     if (d != DType::boolean && !has_lane(d)) return false;
   }
   if (in.code == Code::bitcast) return is_word(in.dtype) && is_word(operand(0).dtype);
-  return in.code == Code::cast || kernel_of(f.code, in) || can_assemble(point_op(f.code, in));
+  return in.code == Code::cast || kernel_of(f.code, in) || can_assemble(map_op_of(f.code, in));
 }
 
 std::int64_t registers_of(const Dims& dims, int vector) {
@@ -228,7 +228,7 @@ Kernel kernel_of(const std::vector<Instr>& code, const Instr& in) {
   if (is_leaf(in.code) || is_store(in.code) || is_reduction(in.code) || in.code == Code::bitcast ||
       is_rounding(in.code) || is_float_test(in.code))
     return nullptr;
-  const PointOp op = point_op(code, in);
+  const MapOp op = map_op_of(code, in);
   if (in.code != Code::cast)
     return can_assemble(op) ? nullptr : kernels().map(in.code, op.from, Shape::vector_vector);
   const bool is_same = lane_type_of(in.dtype) == op.from || in.dtype == DType::f32;

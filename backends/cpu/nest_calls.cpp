@@ -14,7 +14,7 @@ constexpr int caller_saved = 7;
 }  // namespace
 
 // Emits a call of a function of registers. All registers are the caller's.
-void NestCode::emit_register_kernel(RegisterKernel kernel, const PointCode::Op& op, int value) {
+void NestCode::emit_register_kernel(RegisterKernel kernel, const MapCode::Op& op, int value) {
   const Vector x = vector(op.args[0]), y = op.args[1] < 0 ? x : vector(op.args[1]);
   finish(op);
   save_registers();
@@ -36,7 +36,7 @@ void NestCode::emit_register_kernel(RegisterKernel kernel, const PointCode::Op& 
   free_ = with_result;
 }
 // Emits out = kernel(operands) for the elements of a register.
-void NestCode::emit_kernel(Kernel kernel, const PointCode::Op& op, int value) {
+void NestCode::emit_kernel(Kernel kernel, const MapCode::Op& op, int value) {
   int operands = 0;
   for (; operands < 4 && op.args[operands] >= 0; ++operands)
     vmovups(vector_slot(operands), vector(op.args[operands]));

@@ -381,7 +381,7 @@ void NestCode::emit_instr(int value) {
 }
 void NestCode::emit_function(int value) {
   const Instr& in = nest_->code[std::size_t(value)];
-  PointCode::Op op;
+  MapCode::Op op;
   std::copy(std::begin(in.args), std::end(in.args), op.args);
   const auto dtype_of = [&](int a) { return nest_->code[std::size_t(a)].dtype; };
   const DType first = dtype_of(in.args[0]);
@@ -394,10 +394,8 @@ void NestCode::emit_function(int value) {
   const bool converts =
       in.code == Code::cast && in.dtype == DType::f32 && lane_type_of(first) != LaneType::f32;
   if (converts) {
-    op.action = {.action = PointOp::convert,
-                 .what = Code::cast,
-                 .from = lane_type_of(first),
-                 .to = in.dtype};
+    op.map = {
+        .kind = MapOp::convert, .code = Code::cast, .from = lane_type_of(first), .to = in.dtype};
     return emit_op(op, value);
   }
   if (in.code == Code::cast || in.code == Code::bitcast) {
@@ -406,10 +404,10 @@ void NestCode::emit_function(int value) {
     return finish(op);
   }
   const bool negates = in.code == Code::bit_not && in.dtype == DType::boolean;
-  op.action = {.action = PointOp::code,
-               .what = negates ? Code::logical_not : in.code,
-               .from = lane_type_of(in.code == Code::select ? in.dtype : first),
-               .to = in.dtype};
+  op.map = {.kind = MapOp::instruction,
+            .code = negates ? Code::logical_not : in.code,
+            .from = lane_type_of(in.code == Code::select ? in.dtype : first),
+            .to = in.dtype};
   emit_op(op, value);
 }
 void NestCode::emit_store(int value) {

@@ -103,8 +103,8 @@ class NestCode : public VectorOps {
   void each_eight(const std::function<void(int first, int last)>& f);
 
   // ---- calls: nest_calls.cpp ----
-  void emit_register_kernel(RegisterKernel, const PointCode::Op&, int value);
-  void emit_kernel(Kernel, const PointCode::Op&, int value);
+  void emit_register_kernel(RegisterKernel, const MapCode::Op&, int value);
+  void emit_kernel(Kernel, const MapCode::Op&, int value);
   Address vector_slot(int k);   // operands, the result, registers
   Address pointer_slot(int k);  // addresses of operands, cursors
   void save_registers();

@@ -79,7 +79,7 @@ int TapeBuilder::map(int tape, Code code, Extent extent, LaneType from, DType re
   std::copy(std::begin(args.scalar), std::end(args.scalar), op.one);
   std::copy(std::begin(args.extents), std::end(args.extents), op.from);
   op.kernel = kernel;
-  op.point = {.action = PointOp::code, .what = code, .from = from, .to = result};
+  op.map_op = {.kind = MapOp::instruction, .code = code, .from = from, .to = result};
   const int value = op.out;
   if (!needs_no_rounding(code, result)) wrap(tape, value, extent, result);
   return value;
@@ -93,7 +93,7 @@ void TapeBuilder::wrap(int id, int value, Extent extent, DType dtype) {
   op.lane = lane_type_of(dtype);
   op.in[0] = op.out = value;
   op.kernel = kernel;
-  op.point = {.action = PointOp::round, .what = Code::cast, .from = op.lane, .to = dtype};
+  op.map_op = {.kind = MapOp::round, .code = Code::cast, .from = op.lane, .to = dtype};
   tape(id).push_back(op);
 }
 
@@ -102,7 +102,7 @@ int TapeBuilder::convert(int value, Extent extent, DType from, DType to, int tap
   Op& op = push(tape, Op::map, extent, lane_type_of(to));
   op.in[0] = value;
   op.kernel = kernels().cast(lane_type_of(from), to);
-  op.point = {.action = PointOp::convert, .what = Code::cast, .from = lane_type_of(from), .to = to};
+  op.map_op = {.kind = MapOp::convert, .code = Code::cast, .from = lane_type_of(from), .to = to};
   return op.out;
 }
 

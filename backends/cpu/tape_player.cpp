@@ -287,7 +287,7 @@ void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
   AssembledCall& call = arguments.call;
   const auto code = code_for(ops, bf16, rows > 1, n);
   for (std::int64_t row = 0;;) {
-    if (!ops.point.fetches_inputs) {
+    if (!ops.code.fetches_inputs) {
       const void* prefetch = ahead_.next_lines(n / 16);
       call.prefetch = prefetch ? prefetch : call.array[0];
     }

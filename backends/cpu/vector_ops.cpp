@@ -28,22 +28,22 @@ std::uint8_t integer_predicate(Code c) {  // of vpcmpd and vpcmpud
   return c == Code::equal ? 0 : c == Code::less ? 1 : c == Code::less_equal ? 2 : 4;
 }
 // Returns true for an op on bools that yields a test if both operands are tests.
-bool joins_tests(const PointOp& op) {
+bool joins_tests(const MapOp& op) {
   return op.to == DType::boolean &&
-         (op.what == Code::bit_and || op.what == Code::bit_or || op.what == Code::bit_xor);
+         (op.code == Code::bit_and || op.code == Code::bit_or || op.code == Code::bit_xor);
 }
 
 }  // namespace
 
-void VectorOps::emit_op(const PointCode::Op& op, int value) {
-  switch (op.action.action) {
-    case PointOp::code:
+void VectorOps::emit_op(const MapCode::Op& op, int value) {
+  switch (op.map.kind) {
+    case MapOp::instruction:
       return emit_code(op, value);
-    case PointOp::round:
+    case MapOp::round:
       return round(op, value);
-    case PointOp::convert:
+    case MapOp::convert:
       return convert(op, value);
-    case PointOp::exp_of_difference: {
+    case MapOp::exp_of_difference: {
       const Vector x = vector(op.args[0]);
       const auto less = last(op.args[1]);
       Temporary c(*this);
@@ -51,29 +51,29 @@ void VectorOps::emit_op(const PointCode::Op& op, int value) {
       finish(op);
       return exp(result(value), c.z);
     }
-    case PointOp::nothing:
+    case MapOp::nothing:
       return;
   }
 }
 
-void VectorOps::emit_code(const PointCode::Op& op, int value) {
-  if (is_test(op.action.what)) return compare(op, value);
-  if (joins_tests(op.action)) return join(op, value);
-  if (op.action.what == Code::select) return select(op, value);
-  if (needs_intermediates(op.action.what)) return unary_function(op, value);
+void VectorOps::emit_code(const MapCode::Op& op, int value) {
+  if (is_test(op.map.code)) return compare(op, value);
+  if (joins_tests(op.map)) return join(op, value);
+  if (op.map.code == Code::select) return select(op, value);
+  if (needs_intermediates(op.map.code)) return unary_function(op, value);
   op.args[1] < 0 ? unary(op, value) : binary(op, value);
 }
 
 // Emits exp, sigmoid and tanh, which need registers for intermediates.
-void VectorOps::unary_function(const PointCode::Op& op, int value) {
+void VectorOps::unary_function(const MapCode::Op& op, int value) {
   const Vector x = vector(op.args[0]);
-  if (op.action.what == Code::exp) {
+  if (op.map.code == Code::exp) {
     Temporary c(*this);
     vmovaps(c.z, x);
     finish(op);
     return exp(result(value), c.z);
   }
-  if (op.action.what == Code::sigmoid) {  // 1 / (1 + exp(-x))
+  if (op.map.code == Code::sigmoid) {  // 1 / (1 + exp(-x))
     Temporary c(*this);
     bits_xor(c.z, x, literal(0x80000000u));
     finish(op);
@@ -88,11 +88,11 @@ void VectorOps::unary_function(const PointCode::Op& op, int value) {
   finish(op);
 }
 
-void VectorOps::unary(const PointCode::Op& op, int value) {
+void VectorOps::unary(const MapCode::Op& op, int value) {
   const Vector x = vector(op.args[0]), z = result(value);
-  switch (op.action.what) {
+  switch (op.map.code) {
     case Code::neg:
-      if (is_float(op.action.from)) {
+      if (is_float(op.map.from)) {
         bits_xor(z, x, literal(0x80000000u));
       } else {
         bits_xor(z, z, z);
@@ -122,8 +122,8 @@ void VectorOps::unary(const PointCode::Op& op, int value) {
     case Code::ceil:
     case Code::round:
     case Code::trunc:
-      avx512_ ? vrndscaleps(z, x, rounding_of(op.action.what))
-              : vroundps(z, x, rounding_of(op.action.what));
+      avx512_ ? vrndscaleps(z, x, rounding_of(op.map.code))
+              : vroundps(z, x, rounding_of(op.map.code));
       break;
     default:
       throw CannotAssemble();
@@ -145,17 +145,17 @@ void VectorOps::sign(const Vector& z, const Vector& x) {
     vblendvps(z, x, z, zero.z);
   }
 }
-void VectorOps::float_test(const auto& to, Code what, const Vector& x) {
-  if (what == Code::is_nan) return vcmpps(to, x, x, float_compare::unordered);
+void VectorOps::float_test(const auto& to, Code code, const Vector& x) {
+  if (code == Code::is_nan) return vcmpps(to, x, x, float_compare::unordered);
   Temporary size(*this);
   bits_and(size.z, x, literal(0x7fffffffu));
   vcmpps(to, size.z, literal(std::numeric_limits<float>::infinity()),
-         what == Code::is_finite ? float_compare::less : float_compare::equal);
+         code == Code::is_finite ? float_compare::less : float_compare::equal);
 }
 
 // NaN propagates from both sides: vmaxps and vminps return their last operand if either is NaN.
-void VectorOps::max_or_min(const PointOp& op, const Vector& z, const Vector& x, const Operand& y) {
-  const bool is_max = op.what == Code::max;
+void VectorOps::max_or_min(const MapOp& op, const Vector& z, const Vector& x, const Operand& y) {
+  const bool is_max = op.code == Code::max;
   if (op.from == LaneType::i32) return is_max ? vpmaxsd(z, x, y) : vpminsd(z, x, y);
   if (op.from == LaneType::u32) return is_max ? vpmaxud(z, x, y) : vpminud(z, x, y);
   is_max ? vmaxps(z, x, y) : vminps(z, x, y);
@@ -169,11 +169,11 @@ void VectorOps::max_or_min(const PointOp& op, const Vector& z, const Vector& x, 
   }
 }
 
-void VectorOps::binary(const PointCode::Op& op, int value) {
+void VectorOps::binary(const MapCode::Op& op, int value) {
   auto [a, b] = std::pair(op.args[0], op.args[1]);
-  const bool commutes = op.action.what == Code::add || op.action.what == Code::mul ||
-                        op.action.what == Code::bit_and || op.action.what == Code::bit_or ||
-                        op.action.what == Code::bit_xor;
+  const bool commutes = op.map.code == Code::add || op.map.code == Code::mul ||
+                        op.map.code == Code::bit_and || op.map.code == Code::bit_or ||
+                        op.map.code == Code::bit_xor;
   if (commutes && places_[std::size_t(a)].kind != Place::vector &&
       places_[std::size_t(b)].kind == Place::vector)
     std::swap(a, b);
@@ -181,8 +181,8 @@ void VectorOps::binary(const PointCode::Op& op, int value) {
   const auto other = last(b);
   const Operand& y = other.get();
   const Vector z = result(value);
-  const bool f = is_float(op.action.from);
-  switch (op.action.what) {
+  const bool f = is_float(op.map.from);
+  switch (op.map.code) {
     case Code::add:
       f ? vaddps(z, x, y) : vpaddd(z, x, y);
       break;
@@ -197,7 +197,7 @@ void VectorOps::binary(const PointCode::Op& op, int value) {
       break;
     case Code::max:
     case Code::min:
-      max_or_min(op.action, z, x, y);
+      max_or_min(op.map, z, x, y);
       break;
     case Code::bit_and:
       bits_and(z, x, y);
@@ -212,7 +212,7 @@ void VectorOps::binary(const PointCode::Op& op, int value) {
       vpsllvd(z, x, y);
       break;
     case Code::shift_right:
-      op.action.from == LaneType::i32 ? vpsravd(z, x, y) : vpsrlvd(z, x, y);
+      op.map.from == LaneType::i32 ? vpsravd(z, x, y) : vpsrlvd(z, x, y);
       break;
     default:
       throw CannotAssemble();
@@ -220,38 +220,38 @@ void VectorOps::binary(const PointCode::Op& op, int value) {
   finish(op);
 }
 
-void VectorOps::compare_avx2(const PointCode::Op& op, int value) {
-  const auto what = op.action.what;
-  if (what == Code::logical_not) {
+void VectorOps::compare_avx2(const MapCode::Op& op, int value) {
+  const auto code = op.map.code;
+  if (code == Code::logical_not) {
     const bool is_test = places_[std::size_t(op.args[0])].kind == Place::test;
     const Vector x = is_test ? lanes_of(op.args[0]) : vector(op.args[0]), z = reg(take());
     if (is_test) {
       vpxor(z, x, literal(~0u));
     } else {
       vpxor(z, z, z);
-      is_float(op.action.from) ? vcmpps(z, z, x, float_compare::equal) : vpcmpeqd(z, z, x);
+      is_float(op.map.from) ? vcmpps(z, z, x, float_compare::equal) : vpcmpeqd(z, z, x);
     }
     finish_test(op, value, z);
-  } else if (program::is_float_test(what)) {
+  } else if (program::is_float_test(code)) {
     const Vector x = vector(op.args[0]), z = reg(take());
-    float_test(z, what, x);
+    float_test(z, code, x);
     finish_test(op, value, z);
-  } else if (is_float(op.action.from)) {
+  } else if (is_float(op.map.from)) {
     const Vector x = vector(op.args[0]);
     const auto other = last(op.args[1]);
     const Vector z = reg(take());
-    vcmpps(z, x, other.get(), float_predicate(what));
+    vcmpps(z, x, other.get(), float_predicate(code));
     finish_test(op, value, z);
   } else {
     const Vector x = vector(op.args[0]), y = vector(op.args[1]), z = reg(take());
-    compare_integers_avx2(op.action, z, x, y);
+    compare_integers_avx2(op.map, z, x, y);
     finish_test(op, value, z);
   }
 }
 // AVX2 has only "equal" and the signed "greater than".
-void VectorOps::compare_integers_avx2(const PointOp& op, const Vector& z, const Vector& x,
+void VectorOps::compare_integers_avx2(const MapOp& op, const Vector& z, const Vector& x,
                                       const Vector& y) {
-  if (op.what == Code::equal || op.what == Code::not_equal) {
+  if (op.code == Code::equal || op.code == Code::not_equal) {
     vpcmpeqd(z, x, y);
   } else {
     Temporary a(*this), b(*this);  // unsigned integers in the order of signed ones
@@ -260,28 +260,28 @@ void VectorOps::compare_integers_avx2(const PointOp& op, const Vector& z, const 
     };
     ordered(a.z, x);
     ordered(b.z, y);
-    op.what == Code::less ? vpcmpgtd(z, b.z, a.z) : vpcmpgtd(z, a.z, b.z);
+    op.code == Code::less ? vpcmpgtd(z, b.z, a.z) : vpcmpgtd(z, a.z, b.z);
   }
-  if (op.what == Code::less_equal || op.what == Code::not_equal) vpxor(z, z, literal(~0u));
+  if (op.code == Code::less_equal || op.code == Code::not_equal) vpxor(z, z, literal(~0u));
 }
 
-void VectorOps::finish_test(const PointCode::Op& op, int value, const Vector& z) {
+void VectorOps::finish_test(const MapCode::Op& op, int value, const Vector& z) {
   finish(op);
   places_[std::size_t(value)] = {Place::test, z.getIdx()};
 }
 
-void VectorOps::compare(const PointCode::Op& op, int value) {
+void VectorOps::compare(const MapCode::Op& op, int value) {
   if (!avx512_) return compare_avx2(op, value);
   const int test_register = take_test();
   const Opmask k(test_register < 0 ? scratch_mask : test_register);
-  if (program::is_float_test(op.action.what)) {
-    float_test(k, op.action.what, vector(op.args[0]));
-  } else if (op.action.what == Code::logical_not) {
+  if (program::is_float_test(op.map.code)) {
+    float_test(k, op.map.code, vector(op.args[0]));
+  } else if (op.map.code == Code::logical_not) {
     if (places_[std::size_t(op.args[0])].kind == Place::test) {
       knotw(k, test(op.args[0]));
     } else {
       const Vector x = vector(op.args[0]);
-      if (is_float(op.action.from)) {
+      if (is_float(op.map.from)) {
         Temporary zero(*this);
         bits_xor(zero.z, zero.z, zero.z);
         vcmpps(k, x, zero.z, float_compare::equal);
@@ -293,12 +293,12 @@ void VectorOps::compare(const PointCode::Op& op, int value) {
     const Vector x = vector(op.args[0]);
     const auto other = last(op.args[1]);
     const Operand& y = other.get();
-    if (is_float(op.action.from))
-      vcmpps(k, x, y, float_predicate(op.action.what));
-    else if (op.action.from == LaneType::i32)
-      vpcmpd(k, x, y, integer_predicate(op.action.what));
+    if (is_float(op.map.from))
+      vcmpps(k, x, y, float_predicate(op.map.code));
+    else if (op.map.from == LaneType::i32)
+      vpcmpd(k, x, y, integer_predicate(op.map.code));
     else
-      vpcmpud(k, x, y, integer_predicate(op.action.what));
+      vpcmpud(k, x, y, integer_predicate(op.map.code));
   }
   finish(op);
   keep_test(value, test_register, k);
@@ -313,7 +313,7 @@ void VectorOps::keep_test(int value, int test_register, const Opmask& k) {
   vpbroadcastd(z | k | T_z, one());
 }
 
-void VectorOps::join(const PointCode::Op& op, int value) {
+void VectorOps::join(const MapCode::Op& op, int value) {
   const auto [a, b] = std::pair(op.args[0], op.args[1]);
   const bool both =
       places_[std::size_t(a)].kind == Place::test && places_[std::size_t(b)].kind == Place::test;
@@ -321,18 +321,18 @@ void VectorOps::join(const PointCode::Op& op, int value) {
   if (test_register < 0) return binary(op, value);
   if (!avx512_) {
     const Vector z = reg(test_register), x = lanes_of(a), y = lanes_of(b);
-    if (op.action.what == Code::bit_and)
+    if (op.map.code == Code::bit_and)
       vpand(z, x, y);
-    else if (op.action.what == Code::bit_or)
+    else if (op.map.code == Code::bit_or)
       vpor(z, x, y);
     else
       vpxor(z, x, y);
     return finish_test(op, value, z);
   }
   const Opmask k(test_register), x = test(a), y = test(b);
-  if (op.action.what == Code::bit_and)
+  if (op.map.code == Code::bit_and)
     kandw(k, x, y);
-  else if (op.action.what == Code::bit_or)
+  else if (op.map.code == Code::bit_or)
     korw(k, x, y);
   else
     kxorw(k, x, y);
@@ -340,7 +340,7 @@ void VectorOps::join(const PointCode::Op& op, int value) {
   keep_test(value, test_register, k);
 }
 
-void VectorOps::select(const PointCode::Op& op, int value) {
+void VectorOps::select(const MapCode::Op& op, int value) {
   const Vector no = vector(op.args[2]);
   const auto yes = last(op.args[1]);
   if (!avx512_) {
@@ -354,24 +354,23 @@ void VectorOps::select(const PointCode::Op& op, int value) {
   finish(op);
 }
 
-void VectorOps::round(const PointCode::Op& op, int value) {
+void VectorOps::round(const MapCode::Op& op, int value) {
   const Vector x = vector(op.args[0]), z = result(value);
-  round_to(z, x, op.action.to);
+  round_to(z, x, op.map.to);
   finish(op);
 }
 
-void VectorOps::convert(const PointCode::Op& op, int value) {
+void VectorOps::convert(const MapCode::Op& op, int value) {
   const Vector x = vector(op.args[0]), z = result(value);
-  if (op.action.from == LaneType::i32)
+  if (op.map.from == LaneType::i32)
     vcvtdq2ps(z, x);
-  else if (op.action.from == LaneType::u32 && avx512_)
+  else if (op.map.from == LaneType::u32 && avx512_)
     vcvtudq2ps(z, x);
-  else if (op.action.from == LaneType::u32)
+  else if (op.map.from == LaneType::u32)
     convert_halves(z, x);
-  else if (op.action.to == DType::f32)
+  else if (op.map.to == DType::f32)
     vmovaps(z, x);
-  if (op.action.to != DType::f32)
-    round_to(z, op.action.from == LaneType::f32 ? x : z, op.action.to);
+  if (op.map.to != DType::f32) round_to(z, op.map.from == LaneType::f32 ? x : z, op.map.to);
   finish(op);
 }
 

@@ -175,31 +175,31 @@ class VectorOps : public VectorFunctions {
     places_[std::size_t(value)] = {Place::vector, z.getIdx()};
     return z;
   }
-  void finish(const PointCode::Op& op) {
+  void finish(const MapCode::Op& op) {
     for (int a : op.args)
       if (a >= 0) used(a);
   }
 
-  void emit_op(const PointCode::Op& op, int value);
-  void emit_code(const PointCode::Op& op, int value);
-  void unary(const PointCode::Op& op, int value);
-  void unary_function(const PointCode::Op& op, int value);
-  void binary(const PointCode::Op& op, int value);
-  void max_or_min(const PointOp&, const Vector& z, const Vector& x, const Operand& y);
+  void emit_op(const MapCode::Op& op, int value);
+  void emit_code(const MapCode::Op& op, int value);
+  void unary(const MapCode::Op& op, int value);
+  void unary_function(const MapCode::Op& op, int value);
+  void binary(const MapCode::Op& op, int value);
+  void max_or_min(const MapOp&, const Vector& z, const Vector& x, const Operand& y);
   // Emits a comparison for AVX2: all bits of a lane of z are set where it holds.
-  void compare_avx2(const PointCode::Op& op, int value);
-  void compare_integers_avx2(const PointOp&, const Vector& z, const Vector& x, const Vector& y);
-  void finish_test(const PointCode::Op& op, int value, const Vector& z);
-  void compare(const PointCode::Op& op, int value);
+  void compare_avx2(const MapCode::Op& op, int value);
+  void compare_integers_avx2(const MapOp&, const Vector& z, const Vector& x, const Vector& y);
+  void finish_test(const MapCode::Op& op, int value, const Vector& z);
+  void compare(const MapCode::Op& op, int value);
   // Emits a test of x for is_finite, is_nan or is_inf.
   void float_test(const auto& to, program::Code, const Vector& x);
   void sign(const Vector& z, const Vector& x);
   // Keeps the result k of a comparison in its register, or as a bool if it has none (-1).
   void keep_test(int value, int test_register, const Opmask& k);
-  void join(const PointCode::Op& op, int value);
-  void select(const PointCode::Op& op, int value);
-  void round(const PointCode::Op& op, int value);
-  void convert(const PointCode::Op& op, int value);
+  void join(const MapCode::Op& op, int value);
+  void select(const MapCode::Op& op, int value);
+  void round(const MapCode::Op& op, int value);
+  void convert(const MapCode::Op& op, int value);
 
   std::vector<int> left_;  // per value: readers that are left
   std::vector<Place> places_;
