@@ -116,27 +116,27 @@ void choose_rows(AnalyzedStep& step) {
 }
 
 // Sets where the value of a load or an iota varies.
-void classify_access(InstrFacts& me, const Access& access, const FusedPlan& plan, bool flat) {
-  me.constant = false;
+void classify_access(InstrFacts& facts, const Access& access, const FusedPlan& plan, bool flat) {
+  facts.constant = false;
   bool outer = false;
   for (int d = 0; d < plan.dims; ++d) {
     if (access.strides[static_cast<std::size_t>(d)] == 0) continue;
     const bool is_outer = d < plan.outer_dims;
-    (is_outer ? outer : me.varies) = true;
-    if (plan.box[d] > 1) me.extent = me.extent | (is_outer ? Extent::outer : Extent::inner);
+    (is_outer ? outer : facts.varies) = true;
+    if (plan.box[d] > 1) facts.extent = facts.extent | (is_outer ? Extent::outer : Extent::inner);
   }
-  me.uniform = !me.varies && !outer;
-  me.fixed = !outer && (!me.varies || (!flat && plan.inner_boxes <= 1));
+  facts.uniform = !facts.varies && !outer;
+  facts.fixed = !outer && (!facts.varies || (!flat && plan.inner_boxes <= 1));
 }
 
-void classify_reduction(const AnalyzedStep& step, const Instr& in, InstrFacts& me,
+void classify_reduction(const AnalyzedStep& step, const Instr& in, InstrFacts& facts,
                         FusedPlan& plan) {
-  me.uniform = me.constant = me.fixed = me.varies = me.inner = false;
-  me.extent = plan.outer_box == 1 ? Extent::one : Extent::outer;
-  me.reduction = static_cast<int>(plan.reductions.size());
+  facts.uniform = facts.constant = facts.fixed = facts.varies = facts.inner = false;
+  facts.extent = plan.outer_box == 1 ? Extent::one : Extent::outer;
+  facts.reduction = static_cast<int>(plan.reductions.size());
   const DType dtype = finds_position(in.code) ? step.instr(in.args[0]).dtype : in.dtype;
   plan.reductions.push_back(kernels().reduce(in.code, lane_type_of(dtype), in.dtype));
-  plan.reduction_level.push_back(me.level - 1);
+  plan.reduction_level.push_back(facts.level - 1);
 }
 
 }  // namespace
@@ -179,28 +179,29 @@ void find_masks(AnalyzedStep& step, const FusedPlan& plan) {
 
 void classify(AnalyzedStep& step, FusedPlan& plan) {
   for (int i = 0; i < step.count(); ++i) {
-    InstrFacts& me = step.info(i);
+    InstrFacts& facts = step.info(i);
     const Instr& in = step.instr(i);
-    if (!me.needed) continue;
-    me.uniform = me.constant = me.fixed = true;
+    if (!facts.needed) continue;
+    facts.uniform = facts.constant = facts.fixed = true;
     if (in.code == Code::load || in.code == Code::iota)
-      classify_access(me, plan.accesses[static_cast<std::size_t>(me.access)], plan, step.flat());
+      classify_access(facts, plan.accesses[static_cast<std::size_t>(facts.access)], plan,
+                      step.flat());
     for (int a : program::operands(in)) {
       const InstrFacts& arg = step.info(a);
-      me.uniform &= arg.uniform;
-      me.constant &= arg.constant;
-      me.fixed &= arg.fixed;
-      me.varies |= arg.varies;
-      me.extent = me.extent | arg.extent;
+      facts.uniform &= arg.uniform;
+      facts.constant &= arg.constant;
+      facts.fixed &= arg.fixed;
+      facts.varies |= arg.varies;
+      facts.extent = facts.extent | arg.extent;
     }
     if (is_element_op(in)) {
-      me.uniform = me.constant = me.fixed = false;
-      me.varies = true;
-      me.extent = Extent::full;
+      facts.uniform = facts.constant = facts.fixed = false;
+      facts.varies = true;
+      facts.extent = Extent::full;
     }
-    me.inner = me.varies && !me.fixed;
-    if (is_reduction(in.code)) classify_reduction(step, in, me, plan);
-    plan.levels = std::max(plan.levels, me.level + 1);
+    facts.inner = facts.varies && !facts.fixed;
+    if (is_reduction(in.code)) classify_reduction(step, in, facts, plan);
+    plan.levels = std::max(plan.levels, facts.level + 1);
   }
 }
 

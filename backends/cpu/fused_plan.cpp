@@ -33,23 +33,23 @@ class InstrEmitter {
       : step_(step), plan_(plan), tapes_(tapes) {}
 
   void emit(int i) {
-    InstrFacts& me = step_.info(i);
+    InstrFacts& facts = step_.info(i);
     const Instr& in = step_.instr(i);
-    const int tape = TapeBuilder::tape_of(me, tapes_.level());
+    const int tape = TapeBuilder::tape_of(facts, tapes_.level());
     if (program::is_leaf(in.code)) return emit_leaf(i, tape);
     if (is_reduction(in.code)) return emit_finish(i);
     const DType from = step_.instr(in.args[0]).dtype;
     const int first = step_.info(in.args[0]).value;
     if (in.code == Code::cast) {
-      me.value = tapes_.convert(first, me.extent, from, in.dtype, tape);
+      facts.value = tapes_.convert(first, facts.extent, from, in.dtype, tape);
     } else if (in.code == Code::bitcast) {
-      me.value = tapes_.recast_bits(first, me.extent, from, in.dtype, tape);
+      facts.value = tapes_.recast_bits(first, facts.extent, from, in.dtype, tape);
     } else if (!is_float(from) && is_rounding(in.code)) {
-      me.value = first;
+      facts.value = first;
     } else if (is_element_op(in)) {
       emit_poke(i, tape);
     } else if (in.code == Code::exp && merge_exp_of_difference(in, tape)) {
-      me.value = tapes_.tape(tape).back().out;
+      facts.value = tapes_.tape(tape).back().out;
     } else {
       emit_map(i, tape);
     }
@@ -123,43 +123,43 @@ class InstrEmitter {
     return plan_.accesses[static_cast<std::size_t>(step_.info(i).access)];
   }
   void emit_leaf(int i, int tape) {
-    InstrFacts& me = step_.info(i);
+    InstrFacts& facts = step_.info(i);
     const Instr& in = step_.instr(i);
     if (in.code == Code::constant) {
-      me.value = tapes_.constant(in);
+      facts.value = tapes_.constant(in);
       return;
     }
     Access& access = access_of(i);
     const bool is_iota = in.code == Code::iota;
     Op& op =
-        tapes_.push(tape, is_iota ? Op::iota : Op::load, me.extent, lane_type_of(access.dtype));
-    op.access = me.access;
-    op.outer_access = !me.varies;
-    me.value = op.out;
-    if (is_iota) return tapes_.wrap(tape, me.value, me.extent, in.dtype);
+        tapes_.push(tape, is_iota ? Op::iota : Op::load, facts.extent, lane_type_of(access.dtype));
+    op.access = facts.access;
+    op.outer_access = !facts.varies;
+    facts.value = op.out;
+    if (is_iota) return tapes_.wrap(tape, facts.value, facts.extent, in.dtype);
     op.load_rows = kernels().load_rows(in.view.dtype);
-    access.direct = !is_widened(in.view.dtype) && !me.fixed;
+    access.direct = !is_widened(in.view.dtype) && !facts.fixed;
     if (in.view.dtype != in.dtype)
-      me.value = tapes_.convert(me.value, me.extent, in.view.dtype, in.dtype, tape);
+      facts.value = tapes_.convert(facts.value, facts.extent, in.view.dtype, in.dtype, tape);
   }
 
   void emit_finish(int i) {
-    InstrFacts& me = step_.info(i);
+    InstrFacts& facts = step_.info(i);
     const DType dtype = step_.instr(i).dtype;
-    Op& op = tapes_.push(outer_tape, Op::finish, me.extent, lane_type_of(dtype));
-    op.reduction = me.reduction;
-    me.value = op.out;
-    tapes_.wrap(outer_tape, me.value, me.extent, dtype);
+    Op& op = tapes_.push(outer_tape, Op::finish, facts.extent, lane_type_of(dtype));
+    op.reduction = facts.reduction;
+    facts.value = op.out;
+    tapes_.wrap(outer_tape, facts.value, facts.extent, dtype);
   }
 
   void emit_map(int i, int tape) {
-    InstrFacts& me = step_.info(i);
+    InstrFacts& facts = step_.info(i);
     const Instr& in = step_.instr(i);
     const DType first = step_.instr(in.args[0]).dtype;
     MapOperands args = operands_of(i, tape);
     Code code = in.code;
     if (code == Code::popcount && (first == DType::i8 || first == DType::i16))
-      args.values[0] = tapes_.recast_bits(args.values[0], me.extent, first,
+      args.values[0] = tapes_.recast_bits(args.values[0], facts.extent, first,
                                           first == DType::i8 ? DType::u8 : DType::u16, tape);
     if (code == Code::bit_not && in.dtype == DType::boolean) code = Code::logical_not;
     if (!is_float(first) && is_float_test(code)) {
@@ -168,7 +168,7 @@ class InstrEmitter {
     }
     // The condition of `select` always has the lane type of bool.
     const LaneType from = lane_type_of(in.code == Code::select ? in.dtype : first);
-    me.value = tapes_.map(tape, code, me.extent, from, in.dtype, args);
+    facts.value = tapes_.map(tape, code, facts.extent, from, in.dtype, args);
   }
   // Returns the operands of a map, each in the form that the kernel reads:
   // - by row: the kernel runs once per row. An operand has one value per row, one row for all rows,
@@ -176,7 +176,7 @@ class InstrEmitter {
   // - scalar: one of two operands is one value, which the kernel broadcasts.
   // - otherwise: each operand is broadcast to the extent of the map (`filled`).
   MapOperands operands_of(int i, int tape) {
-    const InstrFacts& me = step_.info(i);
+    const InstrFacts& facts = step_.info(i);
     const auto operands = program::operands(step_.instr(i));
     MapOperands args;
     args.n = static_cast<int>(operands.size());
@@ -184,20 +184,21 @@ class InstrEmitter {
     bool is_any_smaller = false;
     for (int a : operands) {
       scalars += step_.info(a).extent == Extent::one;
-      is_any_smaller |= tapes_.points(step_.info(a).extent) < tapes_.points(me.extent);
+      is_any_smaller |= tapes_.points(step_.info(a).extent) < tapes_.points(facts.extent);
     }
     // Rows that are long enough run one by one, so that values per row need not be expanded.
     const std::int64_t columns = plan_.inner_major ? plan_.outer_box : plan_.inner_box;
-    args.by_row = args.n == 2 && me.extent == Extent::full && is_any_smaller &&
+    args.by_row = args.n == 2 && facts.extent == Extent::full && is_any_smaller &&
                   columns >= min_columns && scalars == 0;
-    const bool takes_scalar = args.n == 2 && me.extent != Extent::one && scalars < 2;
+    const bool takes_scalar = args.n == 2 && facts.extent != Extent::one && scalars < 2;
     for (std::size_t k = 0; k < operands.size(); ++k) {
       const InstrFacts& operand = step_.info(operands[k]);
       if (args.by_row) args.extents[k] = operand.extent;
       args.scalar[k] = args.by_row ? operand.extent == plan_.row()
                                    : takes_scalar && operand.extent == Extent::one;
-      args.values[k] = args.scalar[k] || args.by_row ? operand.value
-                                                     : tapes_.filled(operands[k], me.extent, tape);
+      args.values[k] = args.scalar[k] || args.by_row
+                           ? operand.value
+                           : tapes_.filled(operands[k], facts.extent, tape);
     }
     return args;
   }
@@ -228,7 +229,7 @@ class InstrEmitter {
     op.access = step_.info(iota).access;
   }
   void emit_poke(int i, int tape) {
-    InstrFacts& me = step_.info(i);
+    InstrFacts& facts = step_.info(i);
     const Instr& in = step_.instr(i);
     const int value = tapes_.filled(in.args[0], Extent::full, tape);
     Op& op = tapes_.push(tape, Op::poke, Extent::full, lane_type_of(in.dtype));
@@ -237,7 +238,7 @@ class InstrEmitter {
     op.from[0] = step_.info(in.args[1]).extent;
     select_element(op, in.args[2], in.dim, 2);
     op.kernel = need(kernels().map(in.code, op.lane, Shape::vector_vector), "an operation");
-    me.value = op.out;
+    facts.value = op.out;
   }
 
   AnalyzedStep& step_;
