@@ -105,8 +105,8 @@ void choose_rows(AnalyzedStep& step) {
     outer_stores |= is_store(in.code) && !in.inner;
   }
   if (step.reduces) return use_element_ops(step);
-  step.every = !outer_stores || inner_points(step.fused, step.outer) == 1;
-  if (!step.every) return use_element_ops(step);
+  step.elementwise = !outer_stores || inner_points(step.fused, step.outer) == 1;
+  if (!step.elementwise) return use_element_ops(step);
   step.outer = 0;
   std::size_t last = step.fused.dims.size();
   while (last > 0 && step.fused.dims[last - 1] == 1) --last;

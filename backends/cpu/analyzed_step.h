@@ -33,7 +33,7 @@ struct AnalyzedStep {
   std::vector<InstrFacts> facts;  // per instruction
   int outer = 0;                  // number of dims that are rows; the other dims are inner ones
   bool is_empty = false;          // no inner elements
-  bool every = false;             // every instruction is computed at every element
+  bool elementwise = false;       // every instruction is computed at every element
   bool reduces = false;
   bool only_reduces = true;      // inner instructions are loads
   bool has_element_ops = false;  // some ops affect one element of a row (one_hot.h)
@@ -44,11 +44,13 @@ struct AnalyzedStep {
   const InstrFacts& info(int i) const { return facts[static_cast<std::size_t>(i)]; }
   int count() const { return static_cast<int>(fused.code.size()); }
   // Returns true if the instruction stores a value per inner element.
-  bool is_inner_store(int i) const { return is_store(instr(i).code) && (every || instr(i).inner); }
+  bool is_inner_store(int i) const {
+    return is_store(instr(i).code) && (elementwise || instr(i).inner);
+  }
   // Returns the last level with a pass over the inner elements.
   int last_pass() const;
   // Returns true if tiles are boxes of all dims, without rows.
-  bool flat() const { return every && outer == 0; }
+  bool flat() const { return elementwise && outer == 0; }
 };
 
 struct TileLimits {

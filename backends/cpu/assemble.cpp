@@ -94,7 +94,7 @@ class AssemblePass {
                                         : Broadcast::along_row};
     }
     if (scalar_of_[std::size_t(v)] != v) return {scalar_of_[std::size_t(v)], Broadcast::one};
-    return {v, op.one[k] ? Broadcast::one : Broadcast::each};
+    return {v, op.scalar[k] ? Broadcast::one : Broadcast::each};
   }
   // Returns the values that a group reads from outside.
   std::vector<Input> inputs_of(const std::vector<Op>& group) const {
@@ -191,7 +191,7 @@ class AssemblePass {
     Op op;
     op.kind = Op::assembled;
     op.extent = group[0].extent;
-    op.which = int(plan_.assembled.size());
+    op.assembled_index = int(plan_.assembled.size());
     for (const Op& o : group)
       for (int v : o.in)
         if (v >= 0) --uses_[std::size_t(v)];

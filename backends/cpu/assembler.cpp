@@ -108,7 +108,7 @@ class Assembler : VectorOps {
 
   // ---- the elements of a register ----
   void points() {
-    left_ = uses_;
+    reads_left_ = uses_;
     free_all();
     if (rest_ && !avx512_) {
       free_.reset(rest_lanes);
@@ -143,7 +143,7 @@ class Assembler : VectorOps {
       } else {
         store_register(array_address(k), z, rest_);
       }
-      used(out.value);
+      finish_read(out.value);
     }
   }
   Address array_address(int k) override { return ptr[array_register(k) + rcx * 4 + 32 * half_]; }

@@ -132,7 +132,8 @@ class TileChooser {
     std::int64_t per_row = 0, per_point = 0;
     for (int i = 0; i < step_.count(); ++i) {
       const Instr& in = step_.instr(i);
-      if (step_.info(i).needed) (step_.every || in.inner ? per_point : per_row) += work_of(in);
+      if (step_.info(i).needed)
+        (step_.elementwise || in.inner ? per_point : per_row) += work_of(in);
     }
     const std::int64_t points = plan_.outer_points * plan_.inner_points;
     return plan_.outer_points * per_row + points * std::max(per_point, min_work_per_point);

@@ -109,10 +109,10 @@ class Worker {
     // If a hidden element of one box was nonzero, hidden elements of later boxes are assumed to
     // be nonzero, too.
     player_.visible_points =
-        plan_.row_masks.empty() || player_.masks_more ? 0 : visible_points_of(run_, tile_);
+        plan_.row_masks.empty() || player_.hides_nonzero ? 0 : visible_points_of(run_, tile_);
     run_levels(box, first, end);
     if (player_.visible_points == 0) return;
-    if (!player_.masks_more) return fill_ends(run_, tile_, player_.visible_points);
+    if (!player_.hides_nonzero) return fill_ends(run_, tile_, player_.visible_points);
     player_.visible_points = 0;
     run_levels(box, first, end);
   }
@@ -130,7 +130,7 @@ class Worker {
                              : level == 0 && box == first ? TapePlayer::next_tile
                                                           : TapePlayer::nothing;
       run_inner_boxes(level, 0, plan_.inner_boxes);
-      if (player_.visible_points > 0 && player_.masks_more) return;
+      if (player_.visible_points > 0 && player_.hides_nonzero) return;
     }
     player_.play(plan_.outer_stores);
   }
@@ -244,13 +244,13 @@ class FusedStep final : public CompiledStep {
 
  private:
   void set_constants() {
-    for (auto [v, x] : plan_.numbers) {
+    for (auto [v, x] : plan_.float_constants) {
       if (plan_.values[std::size_t(v)].lane == LaneType::f64)
         *static_cast<double*>(run_.pool_value(v)) = x;
       else
         *static_cast<float*>(run_.pool_value(v)) = static_cast<float>(x);
     }
-    for (auto [v, x] : plan_.integers) {
+    for (auto [v, x] : plan_.integer_constants) {
       if (cpu::bytes_of(plan_.values[std::size_t(v)].lane) == 8)
         *static_cast<std::int64_t*>(run_.pool_value(v)) = x;
       else

@@ -85,9 +85,9 @@ struct Op {
   // map, map_rows, poke: the access of the store that consumes the result; the result is written
   // there directly
   int into = -1;
-  MapOp map_op;      // map, map_rows
-  bool one[4] = {};  // map: operands that are one value for all elements
-  int which = -1;    // assembled: index into FusedPlan::assembled
+  MapOp map_op;              // map, map_rows
+  bool scalar[4] = {};       // map: operands that are one value for all elements
+  int assembled_index = -1;  // into FusedPlan::assembled
   Kernel kernel = nullptr;
   FetchingKernel fetching = nullptr;  // map: used instead of `kernel`
   LoadRows load_rows = nullptr;
@@ -197,8 +197,8 @@ struct FusedPlan {
   std::vector<std::int64_t> accumulator_offset;  // in the workspace
   std::vector<std::int64_t> partial_offset;      // in the scratch memory, [chunk][outer element]
   std::int64_t scratch_bytes = 0;
-  std::vector<std::pair<int, double>> numbers;  // constants: value index -> number
-  std::vector<std::pair<int, std::int64_t>> integers;
+  std::vector<std::pair<int, double>> float_constants;  // by value index
+  std::vector<std::pair<int, std::int64_t>> integer_constants;
 };
 
 // Without a context, slots with different indices are assumed to be different memory.
@@ -208,12 +208,12 @@ template <class F> void each_read(const FusedPlan& plan, const Op& op, const F& 
   for (int v : op.in)
     if (v >= 0) f(v);
   if (op.kind == Op::assembled)
-    for (auto& in : plan.assembled[static_cast<std::size_t>(op.which)].in) f(in.value);
+    for (auto& in : plan.assembled[static_cast<std::size_t>(op.assembled_index)].in) f(in.value);
 }
 template <class F> void each_created(const FusedPlan& plan, const Op& op, const F& f) {
   if (op.out >= 0) f(op.out);
   if (op.kind == Op::assembled)
-    for (auto& out : plan.assembled[static_cast<std::size_t>(op.which)].out) f(out.value);
+    for (auto& out : plan.assembled[static_cast<std::size_t>(op.assembled_index)].out) f(out.value);
 }
 inline bool same_memory(const Context* context, int slot_a, int slot_b) {
   return slot_a == slot_b || (context && context->overlap(slot_a, slot_b));

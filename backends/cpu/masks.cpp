@@ -59,8 +59,8 @@ std::optional<PositionMask> position_mask(const Fused& fused, const Instr& in) {
 // The values of an instruction at the hidden elements of one row.
 // - unknown   they may differ
 // - same      they are all equal
-// - not_true  they are all false
-enum class Hidden { unknown, same, not_true };
+// - all_false  they are all false
+enum class Hidden { unknown, same, all_false };
 
 class RowAnalysis {
  public:
@@ -76,9 +76,9 @@ class RowAnalysis {
         hidden_[i] = Hidden::same;
       } else if (auto mask = position_mask(fused_, in); mask && hides_end(*mask)) {
         out_.masks.push_back(*mask);
-        hidden_[i] = Hidden::not_true;
+        hidden_[i] = Hidden::all_false;
       } else {
-        hidden_[i] = of(in);
+        hidden_[i] = hidden_of(in);
       }
     }
     if (out_.masks.empty()) return {};
@@ -114,12 +114,12 @@ class RowAnalysis {
   }
   // Derives the state of a result from the states of the operands. A multiplication of an unknown
   // value by 0 stays unknown, since the value may be NaN.
-  Hidden of(const Instr& in) const {
+  Hidden hidden_of(const Instr& in) const {
     if (varies(in)) return Hidden::unknown;
-    auto is_not = [&](int k) { return hidden(in, k) == Hidden::not_true; };
-    if (in.code == Code::bit_and && (is_not(0) || is_not(1))) return Hidden::not_true;
-    if (in.code == Code::bit_or && is_not(0) && is_not(1)) return Hidden::not_true;
-    if (in.code == Code::select && is_not(0)) return hidden(in, 2);
+    auto is_false = [&](int k) { return hidden(in, k) == Hidden::all_false; };
+    if (in.code == Code::bit_and && (is_false(0) || is_false(1))) return Hidden::all_false;
+    if (in.code == Code::bit_or && is_false(0) && is_false(1)) return Hidden::all_false;
+    if (in.code == Code::select && is_false(0)) return hidden(in, 2);
     const auto args = program::operands(in);
     const bool differs = std::any_of(args.begin(), args.end(), [&](int a) {
       return hidden_[std::size_t(a)] == Hidden::unknown;

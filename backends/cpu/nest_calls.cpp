@@ -16,7 +16,7 @@ constexpr int caller_saved = 7;
 // Emits a call of a function of registers. All registers are the caller's.
 void NestCode::emit_register_kernel(RegisterKernel kernel, const MapCode::Op& op, int value) {
   const Vector x = vector(op.args[0]), y = op.args[1] < 0 ? x : vector(op.args[1]);
-  finish(op);
+  finish_reads(op);
   save_registers();
   const auto live = free_;
   const Vector z = result(value);
@@ -40,7 +40,7 @@ void NestCode::emit_kernel(Kernel kernel, const MapCode::Op& op, int value) {
   int operands = 0;
   for (; operands < 4 && op.args[operands] >= 0; ++operands)
     vmovups(vector_slot(operands), vector(op.args[operands]));
-  finish(op);
+  finish_reads(op);
   save_registers();
   for (int k = 0; k < operands; ++k) {
     lea(rax, vector_slot(k));

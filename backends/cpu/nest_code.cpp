@@ -271,7 +271,7 @@ void NestCode::emit_nest(const Nest& nest) {
   for (auto& access : nest.accesses) accesses.push_back(&access);
   start_cursors(accesses);
   places_.assign(nest.code.size(), {});
-  left_.assign(nest.code.size(), 0);
+  reads_left_.assign(nest.code.size(), 0);
   const bool lanes_are_outer = nest.outer > 0 && !nest.reduces(nest.vector);
   const bool has_outer = std::any_of(nest.code.begin(), nest.code.end(),
                                      [](auto& in) { return !in.inner || is_reduction(in.code); });
@@ -321,7 +321,7 @@ void NestCode::emit_outer_position() {
   const auto& code = nest_->code;
   const int last_level = *std::max_element(nest_->level.begin(), nest_->level.end());
   places_.assign(code.size(), {});
-  for (std::size_t i = 0; i < code.size(); ++i) left_[i] = code[i].inner ? 0 : pinned;
+  for (std::size_t i = 0; i < code.size(); ++i) reads_left_[i] = code[i].inner ? 0 : pinned;
   for (std::size_t i = 0; i < code.size(); ++i)
     if (!code[i].inner && program::is_leaf(code[i].code)) place_leaf(int(i));
   const auto is_outer = [&](const Instr& in) {
@@ -350,11 +350,11 @@ void NestCode::emit_outer_position() {
 void NestCode::emit_values(const std::vector<bool>& chosen, std::vector<Accumulator>* sums) {
   const auto& code = nest_->code;
   for (std::size_t i = 0; i < code.size(); ++i)
-    if (chosen[i] && code[i].inner) left_[i] = 0;
+    if (chosen[i] && code[i].inner) reads_left_[i] = 0;
   for (std::size_t i = 0; i < code.size(); ++i) {
     if (!chosen[i]) continue;
     for (int a : program::operands(code[i]))
-      if (left_[std::size_t(a)] < pinned) ++left_[std::size_t(a)];
+      if (reads_left_[std::size_t(a)] < pinned) ++reads_left_[std::size_t(a)];
   }
   // all loads come before all stores
   for (std::size_t i = 0; i < code.size(); ++i)
@@ -401,7 +401,7 @@ void NestCode::emit_function(int value) {
   if (in.code == Code::cast || in.code == Code::bitcast) {
     const Vector x = vector(op.args[0]), z = result(value);
     vmovaps(z, x);
-    return finish(op);
+    return finish_reads(op);
   }
   const bool negates = in.code == Code::bit_not && in.dtype == DType::boolean;
   op.map = {.kind = MapOp::instruction,
@@ -431,7 +431,7 @@ void NestCode::emit_store(int value) {
   else
     store_register(array_address(access), z, rest_);
   combined.reset();
-  used(source);
+  finish_read(source);
 }
 // Computes `to` from x and the elements in memory, for a store that adds, or that keeps the larger
 // or the smaller one.

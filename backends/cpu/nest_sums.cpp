@@ -106,7 +106,7 @@ void NestCode::accumulate(Accumulator& sum) {
   else
     combine(sum.code == Code::reduce_max ? Code::max : Code::min, sum.sum.low, x);
   cleared.reset();
-  used(source);
+  finish_read(source);
 }
 // to = max(to, x) or min(to, x), NaN if either is NaN.
 void NestCode::combine(Code code, const Vector& to, const Vector& x) {

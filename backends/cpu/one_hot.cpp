@@ -13,9 +13,9 @@ using program::Code;
 using program::Fused;
 using program::Instr;
 
-class Rewriter {
+class OneHotRewriter {
  public:
-  Rewriter(const Fused& from, int dim)
+  OneHotRewriter(const Fused& from, int dim)
       : from_(from), dim_(dim), varies_(from.code.size()), to_(from.code.size()) {}
 
   Fused run() {
@@ -64,17 +64,17 @@ class Rewriter {
   const Instr& at(int i) const { return from_.code[static_cast<std::size_t>(i)]; }
   DType dtype(int i) const { return at(i).dtype; }
   int to(int i) const { return to_[static_cast<std::size_t>(i)]; }
-  bool still(int i) const { return !varies_[static_cast<std::size_t>(i)]; }
+  bool is_constant_along(int i) const { return !varies_[static_cast<std::size_t>(i)]; }
   // Returns true if the value may vary along the dim.
   bool varies(const Instr& in) const {
     if (is_reduction(in.code)) return false;
     if (in.code == Code::iota) return in.dim == dim_;
     if (in.code == Code::load) return stride_of(in, static_cast<std::size_t>(dim_)) != 0;
     const auto args = program::operands(in);
-    return std::any_of(args.begin(), args.end(), [&](int a) { return !still(a); });
+    return std::any_of(args.begin(), args.end(), [&](int a) { return !is_constant_along(a); });
   }
   // Returns true if the instruction is an iota along the dim with stride 1.
-  bool counts(int i) const {
+  bool is_position(int i) const {
     return at(i).code == Code::iota && at(i).dim == dim_ && at(i).stride == 1;
   }
   // Returns true if the instruction is such a select. Sets `p`.
@@ -87,15 +87,15 @@ class Rewriter {
     p.value = select.args[1];
     for (int side = 0; side < 2; ++side) {
       const int id = condition.args[side], position = condition.args[1 - side];
-      if ((dtype(id) != DType::i32 && dtype(id) != DType::i64) || !still(id)) continue;
+      if ((dtype(id) != DType::i32 && dtype(id) != DType::i64) || !is_constant_along(id)) continue;
       p.id = id;
       p.offset = -1;
       p.position = position;
-      if (counts(position)) return true;
+      if (is_position(position)) return true;
       const Instr& sum = at(position);
       if (sum.code != Code::add) continue;
       for (int term = 0; term < 2; ++term)
-        if (counts(sum.args[term]) && still(sum.args[1 - term])) {
+        if (is_position(sum.args[term]) && is_constant_along(sum.args[1 - term])) {
           p.position = sum.args[term];
           p.offset = sum.args[1 - term];
           return true;
@@ -127,6 +127,8 @@ class Rewriter {
 
 }  // namespace
 
-program::Fused with_element_ops(const Fused& fused, int dim) { return Rewriter(fused, dim).run(); }
+program::Fused with_element_ops(const Fused& fused, int dim) {
+  return OneHotRewriter(fused, dim).run();
+}
 
 }  // namespace haliax::cpu

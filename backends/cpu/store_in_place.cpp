@@ -44,7 +44,7 @@ struct InPlace {
   // Returns the output of an assembled op that is this value, or null.
   AssembledOps::Output* created_by(const Op& op, int value) const {
     if (op.kind != Op::assembled) return nullptr;
-    auto& out = plan.assembled[static_cast<std::size_t>(op.which)].out;
+    auto& out = plan.assembled[static_cast<std::size_t>(op.assembled_index)].out;
     const auto created =
         std::find_if(out.begin(), out.end(), [&](auto& o) { return o.value == value; });
     return created == out.end() ? nullptr : &*created;

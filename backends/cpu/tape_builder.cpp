@@ -61,9 +61,10 @@ Op& TapeBuilder::push(int id, Op::Kind kind, Extent extent, LaneType lane) {
 int TapeBuilder::constant(const program::Instr& in) {
   const int value = new_value(constant_tape, lane_type_of(in.dtype));
   if (is_float(in.dtype))
-    plan_.numbers.push_back({value, in.number});
+    plan_.float_constants.push_back({value, in.number});
   else
-    plan_.integers.push_back({value, in.dtype == DType::boolean ? in.integer != 0 : in.integer});
+    plan_.integer_constants.push_back(
+        {value, in.dtype == DType::boolean ? in.integer != 0 : in.integer});
   wrap(constant_tape, value, Extent::one, in.dtype);
   return value;
 }
@@ -76,7 +77,7 @@ int TapeBuilder::map(int tape, Code code, Extent extent, LaneType from, DType re
   Kernel kernel = need(kernels().map(code, from, shape), "an operation");
   Op& op = push(tape, args.by_row ? Op::map_rows : Op::map, extent, lane_type_of(result));
   std::copy(std::begin(args.values), std::end(args.values), op.in);
-  std::copy(std::begin(args.scalar), std::end(args.scalar), op.one);
+  std::copy(std::begin(args.scalar), std::end(args.scalar), op.scalar);
   std::copy(std::begin(args.extents), std::end(args.extents), op.from);
   op.kernel = kernel;
   op.map_op = {.kind = MapOp::instruction, .code = code, .from = from, .to = result};

@@ -70,7 +70,7 @@ bool copy_non_temporal(std::byte*, const char*, std::int64_t) { return false; }
 }  // namespace
 
 // Calls f(row, column) for each row whose id is within the tile.
-template <class F> void TapePlayer::each_point(const Op& op, int ids, const F& f) {
+template <class F> void TapePlayer::each_picked(const Op& op, int ids, const F& f) {
   const Access& access = values.plan.accesses[std::size_t(op.access)];
   std::int64_t start = values.run.bases[std::size_t(op.access)].start;
   for (int d = 0; d < values.plan.dims; ++d)
@@ -92,7 +92,7 @@ void TapePlayer::play(const Op& op) {
     case Op::map:
       return map(op, n);
     case Op::map_rows:
-      values.aim(op, n);
+      values.use_store_memory(op, n);
       return map_rows(op);
     case Op::assembled:
       return run_assembled(op, n);
@@ -127,7 +127,7 @@ void TapePlayer::play(const Op& op) {
   }
 }
 void TapePlayer::map(const Op& op, std::int64_t n) {
-  values.aim(op, n);
+  values.use_store_memory(op, n);
   const void* in[4];
   for (int k = 0; k < 4; ++k) in[k] = op.in[k] >= 0 ? values.value(op.in[k]) : nullptr;
   call(op, values.value(op.out), in, n);
@@ -148,26 +148,26 @@ void TapePlayer::pick(const Op& op) {
   const auto& reduction = values.plan.reductions[std::size_t(op.reduction)];
   const char* x = static_cast<const char*>(values.value(op.in[0]));
   const int width = values.width_of(op.in[0]);
-  each_point(op, op.in[1], [&](std::int64_t row, std::int64_t at) {
+  each_picked(op, op.in[1], [&](std::int64_t row, std::int64_t at) {
     reduction.rows(values.accumulator(std::size_t(op.reduction)) + row * reduction.bytes,
                    x + (row * values.tile.inner + at) * width, 1, 1, values.tile.position + at);
   });
 }
 // Copies a tile, and changes the element that the id of each row selects.
 void TapePlayer::poke(const Op& op, std::int64_t n) {
-  values.aim(op, n);
+  values.use_store_memory(op, n);
   char* out = static_cast<char*>(values.value(op.out));
   const char *x = static_cast<const char*>(values.value(op.in[0])),
              *change = static_cast<const char*>(values.value(op.in[1]));
   const int width = values.width_of(op.out);
   if (x != out) std::memcpy(out, x, std::size_t(n * width));
-  each_point(op, op.in[2], [&](std::int64_t row, std::int64_t at) {
+  each_picked(op, op.in[2], [&](std::int64_t row, std::int64_t at) {
     char* here = out + (row * values.tile.inner + at) * width;
     const void* in[4] = {here, change + (op.from[0] == Extent::one ? 0 : row) * width};
     op.kernel(here, in, 1);
   });
 }
-// Checks the elements that represent the hidden ones. Sets masks_more if one of them is
+// Checks the elements that represent the hidden ones. Sets hides_nonzero if one of them is
 // nonzero.
 void TapePlayer::check_zero(const Op& op) {
   if (visible_points == 0) return;
@@ -175,7 +175,7 @@ void TapePlayer::check_zero(const Op& op) {
   const bool is_f64 = cpu::bytes_of(op.lane) == 8;
   for (auto last = values.tile.inner - 1; last < values.tile.outer * values.tile.inner;
        last += values.tile.inner)
-    masks_more |=
+    hides_nonzero |=
         is_f64 ? static_cast<const double*>(x)[last] != 0 : static_cast<const float*>(x)[last] != 0;
 }
 void TapePlayer::call(const Op& op, void* out, const void* const* in, std::int64_t n) {
@@ -211,7 +211,8 @@ void TapePlayer::map_rows(const Op& op) {
 }
 
 // Schedules a prefetch. The next tile usually follows this one in memory.
-void TapePlayer::expect(const Access& access, const std::byte* memory, std::int64_t bytes) {
+void TapePlayer::schedule_prefetch(const Access& access, const std::byte* memory,
+                                   std::int64_t bytes) {
   if (values.plan.only_reduces) return;
   if (prefetched == next_tile) ahead_.set(memory + bytes, bytes);
   if (prefetched != next_row) return;
@@ -229,7 +230,7 @@ bool TapePlayer::are_bf16(const Op& op, const AssembledOps& ops, std::int64_t po
     all &= !in.may_be_bf16 || values.value(in.value) != values.home_of(std::size_t(in.value));
   for (auto& out : ops.out) {
     if (!out.bf16) continue;
-    values.aim(op, out.value, out.into, points);
+    values.use_store_memory(op, out.value, out.into, points);
     all &= values.value(out.value) != values.home_of(std::size_t(out.value));
   }
   if (all) return true;
@@ -265,7 +266,7 @@ AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool bf16, bool by_r
 // Calls an assembled function once for all elements, or once per row (by_row).
 void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
   using Broadcast = AssembledOps::Broadcast;
-  const AssembledOps& ops = values.plan.assembled[std::size_t(op.which)];
+  const AssembledOps& ops = values.plan.assembled[std::size_t(op.assembled_index)];
   const std::int64_t rows = ops.by_row ? values.rows() : 1,
                      n = ops.by_row ? values.columns() : points;
   const bool bf16 = are_bf16(op, ops, points);
@@ -280,7 +281,7 @@ void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
       arguments.add_scalar(x, in.broadcast == Broadcast::of_row);
   }
   for (auto& out : ops.out)  // after the inputs, because a value may be both
-    if (!out.bf16) values.aim(op, out.value, out.into, points);
+    if (!out.bf16) values.use_store_memory(op, out.value, out.into, points);
   for (auto& out : ops.out)
     arguments.add_array(values.value(out.value), (bf16 && out.bf16 ? 2 : 4) * n);
 
@@ -304,7 +305,7 @@ void TapePlayer::load(const Op& op, std::int64_t n) {
   if ((access.direct && (runs.count == 0 || dense(runs, n))) ||
       (values.plan.values[std::size_t(op.out)].may_be_bf16 && dense(runs, n))) {
     values.value(op.out) = memory;
-    expect(access, memory, n * bytes);
+    schedule_prefetch(access, memory, n * bytes);
     return;
   }
   if (access.only_reduced && runs.count == 2 && runs.stride[1] == 1 &&

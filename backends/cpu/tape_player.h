@@ -15,7 +15,7 @@ class TapePlayer {
   TileValues values;
   Tile next;                        // the next outer box
   std::int64_t visible_points = 0;  // elements per row; 0: all
-  bool masks_more = false;          // some hidden element was nonzero
+  bool hides_nonzero = false;       // some hidden element was nonzero
   enum { nothing, next_tile, next_row } prefetched = next_tile;
 
  private:
@@ -35,9 +35,9 @@ class TapePlayer {
   void call(const Op& op, void* out, const void* const* in, std::int64_t n);
   bool are_bf16(const Op& op, const AssembledOps& ops, std::int64_t points);
   AssembledCode code_for(const AssembledOps& ops, bool bf16, bool by_row, std::int64_t n) const;
-  void expect(const Access& access, const std::byte* memory, std::int64_t bytes);
+  void schedule_prefetch(const Access& access, const std::byte* memory, std::int64_t bytes);
   std::int64_t pitch_of(int v) const;
-  template <class F> void each_point(const Op& op, int ids, const F& f);
+  template <class F> void each_picked(const Op& op, int ids, const F& f);
 
   int pitched_ = -1;  // the value that aliases memory with a row pitch
   std::int64_t pitch_ = 0;

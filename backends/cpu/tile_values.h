@@ -134,8 +134,8 @@ struct TileValues {
            locate(op, access, runs) * haliax::bytes_of(access.dtype);
   }
   // Lets an op write its result directly to the memory of its store, if that memory is dense.
-  void aim(const Op& op, std::int64_t n) { aim(op, op.out, op.into, n); }
-  void aim(const Op& op, int out, int into, std::int64_t n) {
+  void use_store_memory(const Op& op, std::int64_t n) { use_store_memory(op, op.out, op.into, n); }
+  void use_store_memory(const Op& op, int out, int into, std::int64_t n) {
     if (into < 0) return;
     Runs runs;
     std::byte* memory = memory_of(op, into, runs);

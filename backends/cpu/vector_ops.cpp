@@ -45,10 +45,10 @@ void VectorOps::emit_op(const MapCode::Op& op, int value) {
       return convert(op, value);
     case MapOp::exp_of_difference: {
       const Vector x = vector(op.args[0]);
-      const auto less = last(op.args[1]);
+      const auto less = last_operand(op.args[1]);
       Temporary c(*this);
       vsubps(c.z, x, less.get());
-      finish(op);
+      finish_reads(op);
       return exp(result(value), c.z);
     }
     case MapOp::nothing:
@@ -70,13 +70,13 @@ void VectorOps::unary_function(const MapCode::Op& op, int value) {
   if (op.map.code == Code::exp) {
     Temporary c(*this);
     vmovaps(c.z, x);
-    finish(op);
+    finish_reads(op);
     return exp(result(value), c.z);
   }
   if (op.map.code == Code::sigmoid) {  // 1 / (1 + exp(-x))
     Temporary c(*this);
     bits_xor(c.z, x, literal(0x80000000u));
-    finish(op);
+    finish_reads(op);
     const Vector z = result(value);
     exp(z, c.z);
     vaddps(z, z, literal(1.f));
@@ -85,7 +85,7 @@ void VectorOps::unary_function(const MapCode::Op& op, int value) {
   }
   const Vector z = result(value);
   tanh(z, x);
-  finish(op);
+  finish_reads(op);
 }
 
 void VectorOps::unary(const MapCode::Op& op, int value) {
@@ -128,7 +128,7 @@ void VectorOps::unary(const MapCode::Op& op, int value) {
     default:
       throw CannotAssemble();
   }
-  finish(op);
+  finish_reads(op);
 }
 
 // z = 1 with the sign of x; x itself if it is 0 or NaN.
@@ -178,7 +178,7 @@ void VectorOps::binary(const MapCode::Op& op, int value) {
       places_[std::size_t(b)].kind == Place::vector)
     std::swap(a, b);
   const Vector x = vector(a);
-  const auto other = last(b);
+  const auto other = last_operand(b);
   const Operand& y = other.get();
   const Vector z = result(value);
   const bool f = is_float(op.map.from);
@@ -217,7 +217,7 @@ void VectorOps::binary(const MapCode::Op& op, int value) {
     default:
       throw CannotAssemble();
   }
-  finish(op);
+  finish_reads(op);
 }
 
 void VectorOps::compare_avx2(const MapCode::Op& op, int value) {
@@ -238,7 +238,7 @@ void VectorOps::compare_avx2(const MapCode::Op& op, int value) {
     finish_test(op, value, z);
   } else if (is_float(op.map.from)) {
     const Vector x = vector(op.args[0]);
-    const auto other = last(op.args[1]);
+    const auto other = last_operand(op.args[1]);
     const Vector z = reg(take());
     vcmpps(z, x, other.get(), float_predicate(code));
     finish_test(op, value, z);
@@ -266,7 +266,7 @@ void VectorOps::compare_integers_avx2(const MapOp& op, const Vector& z, const Ve
 }
 
 void VectorOps::finish_test(const MapCode::Op& op, int value, const Vector& z) {
-  finish(op);
+  finish_reads(op);
   places_[std::size_t(value)] = {Place::test, z.getIdx()};
 }
 
@@ -291,7 +291,7 @@ void VectorOps::compare(const MapCode::Op& op, int value) {
     }
   } else {
     const Vector x = vector(op.args[0]);
-    const auto other = last(op.args[1]);
+    const auto other = last_operand(op.args[1]);
     const Operand& y = other.get();
     if (is_float(op.map.from))
       vcmpps(k, x, y, float_predicate(op.map.code));
@@ -300,7 +300,7 @@ void VectorOps::compare(const MapCode::Op& op, int value) {
     else
       vpcmpud(k, x, y, integer_predicate(op.map.code));
   }
-  finish(op);
+  finish_reads(op);
   keep_test(value, test_register, k);
 }
 
@@ -336,28 +336,28 @@ void VectorOps::join(const MapCode::Op& op, int value) {
     korw(k, x, y);
   else
     kxorw(k, x, y);
-  finish(op);
+  finish_reads(op);
   keep_test(value, test_register, k);
 }
 
 void VectorOps::select(const MapCode::Op& op, int value) {
   const Vector no = vector(op.args[2]);
-  const auto yes = last(op.args[1]);
+  const auto yes = last_operand(op.args[1]);
   if (!avx512_) {
     const Vector lanes = lanes_of(op.args[0]), z = result(value);
     vblendvps(z, no, yes.get(), lanes);
-    return finish(op);
+    return finish_reads(op);
   }
   const Opmask k = test(op.args[0]);
   const Vector z = result(value);
   vblendmps(z | k, no, yes.get());
-  finish(op);
+  finish_reads(op);
 }
 
 void VectorOps::round(const MapCode::Op& op, int value) {
   const Vector x = vector(op.args[0]), z = result(value);
   round_to(z, x, op.map.to);
-  finish(op);
+  finish_reads(op);
 }
 
 void VectorOps::convert(const MapCode::Op& op, int value) {
@@ -371,7 +371,7 @@ void VectorOps::convert(const MapCode::Op& op, int value) {
   else if (op.map.to == DType::f32)
     vmovaps(z, x);
   if (op.map.to != DType::f32) round_to(z, op.map.from == LaneType::f32 ? x : z, op.map.to);
-  finish(op);
+  finish_reads(op);
 }
 
 }  // namespace haliax::cpu

@@ -27,9 +27,9 @@ class VectorOps : public VectorFunctions {
   // Loads a value of kind `other`.
   virtual void load_other(const Vector&, int) {}
 
-  void used(int value) {
+  void finish_read(int value) {
     auto& place = places_[std::size_t(value)];
-    if (--left_[std::size_t(value)] > 0) return;
+    if (--reads_left_[std::size_t(value)] > 0) return;
     if (place.kind == Place::vector || (place.kind == Place::test && !avx512_))
       free_.set(std::size_t(place.at));
     if (place.kind == Place::test && avx512_) free_tests_.set(std::size_t(place.at));
@@ -128,7 +128,7 @@ class VectorOps : public VectorFunctions {
   }
   Address one() { return dword[rip + literals_[1]]; }
   // The last operand of an instruction: a memory operand if the value is read only once.
-  struct Last {
+  struct LastOperand {
     std::optional<Address> address = {};
     Vector z = Vector(0);
     // a broadcast scalar, where instructions cannot broadcast
@@ -137,15 +137,15 @@ class VectorOps : public VectorFunctions {
       return address ? static_cast<const Operand&>(*address) : copy ? copy->z : z;
     }
   };
-  Last last(int value) {
+  LastOperand last_operand(int value) {
     auto& place = places_[std::size_t(value)];
     if (place.kind == Place::scalar && avx512_) return {ptr_b[scalar_address(place.at)]};
     if (place.kind == Place::scalar) {
-      Last number{{}, Vector(0), std::make_unique<Temporary>(*this)};
+      LastOperand number{{}, Vector(0), std::make_unique<Temporary>(*this)};
       vbroadcastss(number.copy->z, dword[scalar_address(place.at)]);
       return number;
     }
-    if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1)
+    if (place.kind == Place::array && !rest_ && reads_left_[std::size_t(value)] == 1)
       return {array_address(place.at)};
     return {{}, vector(value)};
   }
@@ -175,9 +175,9 @@ class VectorOps : public VectorFunctions {
     places_[std::size_t(value)] = {Place::vector, z.getIdx()};
     return z;
   }
-  void finish(const MapCode::Op& op) {
+  void finish_reads(const MapCode::Op& op) {
     for (int a : op.args)
-      if (a >= 0) used(a);
+      if (a >= 0) finish_read(a);
   }
 
   void emit_op(const MapCode::Op& op, int value);
@@ -201,7 +201,7 @@ class VectorOps : public VectorFunctions {
   void round(const MapCode::Op& op, int value);
   void convert(const MapCode::Op& op, int value);
 
-  std::vector<int> left_;  // per value: readers that are left
+  std::vector<int> reads_left_;  // per value: readers that are left
   std::vector<Place> places_;
   bool rest_ = false;  // the register is not full
   // The number of elements of a register that is not full; 0: known at run time only. Memory that
