@@ -41,7 +41,7 @@ class MatmulStep final : public CompiledStep {
         for (const bool accumulate : {false, true})
           if (auto& gemm = plan_->gemms[edge][accumulate])
             calls_[call_index(worker, edge, accumulate)].emplace(gemm);
-    if (auto mask = blocks()) {
+    if (auto mask = mask_without_flags()) {
       block_mask_ = *mask;
       flags_.emplace(contract_.block_mask.flags);
     }
@@ -76,12 +76,12 @@ class MatmulStep final : public CompiledStep {
   void run_block(const Operands& at, KernelBlockMask block_mask, std::int64_t task, int worker) {
     const MatmulPlan& p = *plan_;
     const auto& c = p.choice;
-    const std::int64_t im = task % p.m_blocks, in = task / p.m_blocks % p.n_blocks,
-                       rest = task / p.m_blocks / p.n_blocks;
-    const std::int64_t ig = rest % p.groups, outer = rest / p.groups;
-    const std::int64_t m = im * p.m_block, n = in * p.n_block, g = ig * p.group;
-    const bool is_last_m = p.group > 1 ? ig == p.groups - 1 : im == p.m_blocks - 1;
-    const int edge = MatmulPlan::edge_of(is_last_m, in == p.n_blocks - 1);
+    const std::int64_t m_index = task % p.m_blocks, n_index = task / p.m_blocks % p.n_blocks,
+                       rest = task / p.m_blocks / p.n_blocks, group = rest % p.groups,
+                       outer = rest / p.groups;
+    const std::int64_t m = m_index * p.m_block, n = n_index * p.n_block, g = group * p.group;
+    const bool is_last_m = p.group > 1 ? group == p.groups - 1 : m_index == p.m_blocks - 1;
+    const int edge = MatmulPlan::edge_of(is_last_m, n_index == p.n_blocks - 1);
     const std::int64_t a = offset_at(c.outer, &MatrixDim::a, outer) + g * p.group_dim.a + m * c.m.a;
     const std::int64_t b = offset_at(c.outer, &MatrixDim::b, outer) + g * p.group_dim.b + n * c.n.b;
     const std::int64_t out = offset_at(c.outer, &MatrixDim::out, outer) + g * p.group_dim.out +
@@ -99,7 +99,7 @@ class MatmulStep final : public CompiledStep {
   }
   // Returns the block mask without its flags, if the matrices run along the same dims as the flags.
   // Otherwise returns nullopt: all blocks are computed, which is also correct.
-  std::optional<KernelBlockMask> blocks() const {
+  std::optional<KernelBlockMask> mask_without_flags() const {
     auto& s = contract_.block_mask;
     auto& c = plan_->choice;
     if (s.flags.slot < 0 || !plan_->kernel || plan_->kernel->only_small || plan_->group != 1 ||
@@ -111,7 +111,7 @@ class MatmulStep final : public CompiledStep {
                        const program::Contract::BlockMask::Flags& flags, const program::Dims& dims,
                        const MatrixDim& d) {
       if (flags.size == 0) return true;
-      side = {std::countr_zero(std::uint64_t(flags.size)), flags.stride, 0};
+      side = {.shift = std::countr_zero(std::uint64_t(flags.size)), .stride = flags.stride};
       return std::has_single_bit(std::uint64_t(flags.size)) && program::points(dims) == d.n;
     };
     auto &m = c.swapped ? c.n : c.m, &n = c.swapped ? c.m : c.n;
