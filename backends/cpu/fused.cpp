@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "base/thread_pool.h"
 #include "stencil.h"
@@ -28,41 +29,49 @@ void repeat(std::byte* x, std::int64_t bytes, std::int64_t step, std::int64_t n)
   : bytes == 4 ? as(std::uint32_t())
                : as(std::uint64_t());
 }
-// Returns the number of elements to compute per row: all elements that a mask leaves visible in
-// some row of the tile, and at least one more. The last computed element represents the hidden
-// ones. Returns 0 if full rows must be computed. For example, given the mask key <= query and a
-// tile of the queries 10 to 13, query 13 sees keys 0 to 13, and 16 elements are computed.
-std::int64_t visible_points_of(const FusedRun& run, const Tile& tile) {
+// Returns the number of elements that a mask leaves visible in the row of the tile that sees most
+// of them, or nothing if its sums may overflow. For example, given the mask key <= query and a tile
+// of the queries 10 to 13, query 13 sees keys 0 to 13: returns 14.
+std::optional<std::int64_t> seen_by_mask(const PositionMask& mask, const FusedRun& run,
+                                         const Tile& tile) {
   const FusedPlan& plan = run.plan;
-  constexpr std::int64_t unit = 16;
-  std::int64_t most = 0;
-  for (const PositionMask& mask : plan.row_masks) {
-    std::int64_t value = mask.constant;  // at the first element of the first row
-    std::int64_t step = 0;               // decrease per element
-    std::int64_t grows[max_dims] = {};   // increase per row, along each dim
-    std::int64_t magnitude = mask.magnitude;
-    for (auto [number, sign] : mask.positions) {
-      const Access& iota = plan.accesses[std::size_t(number)];
-      std::int64_t at = run.bases[std::size_t(number)].start, reach = 0;
-      for (int d = 0; d < plan.outer_dims; ++d) {
-        const std::int64_t stride = iota.strides[std::size_t(d)];
-        at += tile.at[d] * stride;
-        reach += (tile.size[d] - 1) * std::abs(stride);
-        grows[d] += sign * stride;
-      }
-      const std::int64_t stride = iota.strides[std::size_t(plan.dims - 1)];
-      magnitude += std::abs(at) + reach + std::abs(stride) * plan.inner_points;
-      value += sign * at;
-      step -= sign * stride;
+  std::int64_t value = mask.constant;  // at the first element of the row that sees most
+  std::int64_t step = 0;               // decrease per element
+  std::int64_t growth[max_dims] = {};  // increase per row, along each dim
+  std::int64_t magnitude = mask.magnitude;
+  for (auto [number, sign] : mask.positions) {
+    const Access& iota = plan.accesses[std::size_t(number)];
+    std::int64_t start = run.bases[std::size_t(number)].start, reach = 0;
+    for (int d = 0; d < plan.outer_dims; ++d) {
+      const std::int64_t stride = iota.strides[std::size_t(d)];
+      start += tile.at[d] * stride;
+      reach += (tile.size[d] - 1) * std::abs(stride);
+      growth[d] += sign * stride;
     }
-    if (magnitude >= mask.limit) return 0;
-    for (int d = 0; d < plan.outer_dims; ++d)
-      value += (tile.size[d] - 1) * std::max<std::int64_t>(0, grows[d]);
-    const std::int64_t points = mask.or_equal ? value / step + 1 : (value + step - 1) / step;
-    most = std::max(most, value < 0 ? 0 : points);
+    const std::int64_t stride = iota.strides[std::size_t(plan.dims - 1)];
+    magnitude += std::abs(start) + reach + std::abs(stride) * plan.inner_points;
+    value += sign * start;
+    step -= sign * stride;
   }
-  const std::int64_t shown = (most / unit + 1) * unit;
-  return shown < plan.inner_points ? shown : 0;
+  if (magnitude >= mask.limit) return {};
+  for (int d = 0; d < plan.outer_dims; ++d)
+    value += (tile.size[d] - 1) * std::max<std::int64_t>(0, growth[d]);
+  if (value < 0) return 0;
+  return mask.or_equal ? value / step + 1 : (value + step - 1) / step;
+}
+// Returns the number of elements to compute per row: those that some mask leaves visible, and at
+// least one more, which represents the hidden ones, up to a multiple of 16. In the example above:
+// 16. Returns 0 if full rows must be computed.
+std::int64_t visible_points_of(const FusedRun& run, const Tile& tile) {
+  std::int64_t most = 0;
+  for (const PositionMask& mask : run.plan.row_masks) {
+    const auto seen = seen_by_mask(mask, run, tile);
+    if (!seen) return 0;
+    most = std::max(most, *seen);
+  }
+  constexpr std::int64_t unit = 16;
+  const std::int64_t computed = (most / unit + 1) * unit;
+  return computed < run.plan.inner_points ? computed : 0;
 }
 // Fills the hidden elements of the rows of a tile with the last visible one.
 void fill_ends(const FusedRun& run, const Tile& tile, std::int64_t visible_points) {
