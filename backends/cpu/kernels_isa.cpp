@@ -30,7 +30,7 @@ using program::Code;
 
 #include "kernels_reduce.inc"
 
-#include "kernels_vector.inc"
+#include "kernels_gemv.inc"
 
 #include "kernels_transpose.inc"
 
