@@ -174,7 +174,6 @@ class TileChooser {
         best = votes[d];
         best_dim = d;
       }
-
     if (best <= rows) return;
     plan_.inner_major = true;
     outer.erase(std::find(outer.begin(), outer.end(), best_dim));
@@ -252,21 +251,23 @@ class TileChooser {
   }
 
   // Splits the dims [first, last) into boxes of about `points` elements, starting at the last dim.
-  // Returns the number of elements of a box.
+  // Returns the number of elements of a box. For example, a space of (100, 300) and 4096 points
+  // give boxes of (13, 300).
   std::int64_t split(int first, int last, std::int64_t points) {
     std::int64_t taken = 1;
-    bool open = true;
+    bool is_full = false;  // the box is as large as wanted; it has one position of further dims
     for (int d = last - 1; d >= first; --d) {
-      std::int64_t n = plan_.size[d];
-      std::int64_t parts =
-          open && n > 0 ? std::max<std::int64_t>(1, (n + points / taken - 1) /
-                                                        std::max<std::int64_t>(1, points / taken))
-                        : 1;
-      std::int64_t box = open ? std::max<std::int64_t>(1, (n + parts - 1) / parts) : 1;
+      const std::int64_t n = plan_.size[d];
+      std::int64_t box = 1;
+      if (!is_full && n > 0) {
+        const std::int64_t most = std::max<std::int64_t>(1, points / taken),
+                           parts = std::max<std::int64_t>(1, (n + most - 1) / most);
+        box = std::max<std::int64_t>(1, (n + parts - 1) / parts);
+      }
       if (box >= 32 && box < n) box = std::min(n, (box + 15) / 16 * 16);  // full vectors
       plan_.box[d] = box;
       taken *= box;
-      if (box < n || taken >= points) open = false;
+      is_full |= box < n || taken >= points;
     }
     return taken;
   }

@@ -104,10 +104,10 @@ namespace {
 class CollectiveStep final : public CompiledStep {
  public:
   CollectiveStep(const Step& step, const Context& context)
-      : what_(step.collective), from_(what_.x.size()), to_(what_.out.size()),
+      : collective_(step.collective), from_(collective_.x.size()), to_(collective_.out.size()),
         scratch_(step, context.arena_slot, 0), scratch_bytes_(step.scratch_bytes) {
-    for (auto& o : what_.x) x_.emplace_back(o.view);
-    for (auto& o : what_.out) out_.emplace_back(o.view);
+    for (auto& o : collective_.x) x_.emplace_back(o.view);
+    for (auto& o : collective_.out) out_.emplace_back(o.view);
   }
   void run(Frame& frame) override {
     if (!frame.communicator)
@@ -117,15 +117,15 @@ class CollectiveStep final : public CompiledStep {
     for (std::size_t k = 0; k < x_.size(); ++k) from_[k] = x_[k].at(frame);
     for (std::size_t k = 0; k < out_.size(); ++k) to_[k] = out_[k].at(frame);
     auto* scratch = scratch_bytes_ > 0 ? scratch_.at(frame) : nullptr;
-    if (what_.call < 0)
-      frame.communicator->run(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
+    if (collective_.call < 0)
+      frame.communicator->run(collective_, from_.data(), to_.data(), scratch, scratch_bytes_);
     else
-      frame.calls[what_.call] =
-          frame.communicator->start(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
+      frame.calls[collective_.call] =
+          frame.communicator->start(collective_, from_.data(), to_.data(), scratch, scratch_bytes_);
   }
 
  private:
-  const program::Collective& what_;
+  const program::Collective& collective_;
   std::vector<Place> x_, out_;
   std::vector<const void*> from_;
   std::vector<void*> to_;
@@ -297,19 +297,19 @@ class ConditionalStep final : public CompiledStep {
 
 class HostStep final : public CompiledStep {
  public:
-  HostStep(const program::Host& what, const Context& context)
-      : what_(what), idle_(what.once && context.program.device > 0) {
-    for (auto& array : what.arrays) arrays_.emplace_back(array.view);
+  HostStep(const program::Host& host, const Context& context)
+      : host_(host), idle_(host.once && context.program.device > 0) {
+    for (auto& array : host.arrays) arrays_.emplace_back(array.view);
   }
   void run(Frame& frame) override {
     if (idle_) return;
     std::vector<const void*> data;
     for (auto& array : arrays_) data.push_back(array.at(frame));
-    what_.call->run(what_.arrays, data.data());
+    host_.call->run(host_.arrays, data.data());
   }
 
  private:
-  const program::Host& what_;
+  const program::Host& host_;
   bool idle_;
   std::vector<Place> arrays_;
 };
