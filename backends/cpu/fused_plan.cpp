@@ -218,7 +218,7 @@ class InstrEmitter {
     });
     if (last.out != step_.info(exp.args[0]).value || !by_scalar || readers != 1) return false;
     last.fetching = kernels().exp_difference;
-    last.point.kind = MapOp::exp_of_difference;
+    last.map_op.kind = MapOp::exp_of_difference;
     return true;
   }
 
