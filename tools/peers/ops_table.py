@@ -158,9 +158,9 @@ SHAPES = {
                  "F.pad(x0.movedim(n, -1), (2, 0)).movedim(-1, n)"),
     "broadcast_arrays": "a0 * a1",
     "flip": "np.flip(x0, (n,))",
-    "tril": ("jnp.where(iota('n') >= iota('k'), x0, 0)",
+    "tril": ("jnp.moveaxis(jnp.where(iota('n') >= iota('k'), x0, 0), (n, k), (-2, -1))",
              "torch.tril(x0.movedim((n, k), (-2, -1)))"),
-    "triu": ("jnp.where(iota('k') > iota('n'), x0, 0)",
+    "triu": ("jnp.moveaxis(jnp.where(iota('k') > iota('n'), x0, 0), (n, k), (-2, -1))",
              "torch.triu(x0.movedim((n, k), (-2, -1)), 1)"),
     "trace": ("jnp.trace(x0, axis1=n, axis2=k)", "torch.diagonal(x0, 0, n, k).sum(-1)"),
 }
