@@ -26,10 +26,11 @@ class AssemblePass {
         each_read(plan_, op, [&](int v) { ++uses_[std::size_t(v)]; });
         // A splat equals its scalar operand.
         if (op.kind == Op::splat) scalar_of_[std::size_t(op.out)] = op.in[0];
-        const bool is_bf16 =
-            op.access >= 0 && plan_.accesses[std::size_t(op.access)].dtype == DType::bf16;
-        if (is_bf16 && op.kind == Op::load) bf16_values_.insert(op.out);
-        if (is_bf16 && op.kind == Op::store) bf16_values_.insert(op.in[0]);
+        const bool is_word =
+            op.access < 0 ||
+            stored_as(plan_.accesses[std::size_t(op.access)].dtype) == Stored::word;
+        if (!is_word && op.kind == Op::load) in_less_than_words_.insert(op.out);
+        if (!is_word && op.kind == Op::store) in_less_than_words_.insert(op.in[0]);
         if (op.kind == Op::store && plan_.accesses[std::size_t(op.access)].non_temporal)
           non_temporal_.insert(op.in[0]);
       }
@@ -128,8 +129,7 @@ class AssemblePass {
     ops.code.fetches_inputs = !plan_.single_inner_box && !plan_.stays_in_cache;
     auto& in = ops.in;
     in = inputs_of(group);
-    for (auto& i : in)
-      ops.code.inputs.push_back(is_array(i) ? MapCode::Input::array : MapCode::Input::one);
+    for (auto& i : in) ops.code.inputs.push_back({is_array(i)});
     // current number of each value, because some values are rounded in place
     std::map<int, int> last;
     int number = int(in.size());
@@ -162,16 +162,16 @@ class AssemblePass {
     return arrays + std::ptrdiff_t(outputs_of(group).size()) <= most_arrays &&
            numbers <= most_scalars;
   }
-  // Returns true if the op reads or writes an array of bf16, which code reads and writes directly
-  // in memory (assemble_bf16).
-  bool touches_bf16(const Op& op) const {
-    return can_assemble_bf16() &&
-           (bf16_values_.count(op.out) ||
-            std::any_of(op.in, op.in + 4, [&](int v) { return v >= 0 && bf16_values_.count(v); }));
+  // Returns true if the op reads or writes an array of bf16 or of bools, which code reads and
+  // writes directly in memory (assemble_variants).
+  bool gains_from_code(const Op& op) const {
+    const auto is_smaller = [&](int v) { return v >= 0 && in_less_than_words_.count(v); };
+    return can_assemble_as_stored() &&
+           (is_smaller(op.out) || std::any_of(op.in, op.in + 4, is_smaller));
   }
   // Returns true if a kernel serves as well as assembled code.
   bool stays_alone(const std::vector<Op>& group) const {
-    return group.size() == 1 && !touches_bf16(group[0]) && !non_temporal_.count(group[0].out);
+    return group.size() == 1 && !gains_from_code(group[0]) && !non_temporal_.count(group[0].out);
   }
   // Replaces the group by one op, or by several if the registers do not suffice.
   void emit_group(const std::vector<Op>& group, Tape& out) {
@@ -180,9 +180,9 @@ class AssemblePass {
       return;
     }
     auto ops = assembled_ops(group);
-    ops.f32.plain = assembled(ops.code);
-    if (!ops.f32.plain && group.size() == 1) return out.push_back(group[0]);
-    if (!ops.f32.plain) {
+    ops.words.plain = assembled(ops.code);
+    if (!ops.words.plain && group.size() == 1) return out.push_back(group[0]);
+    if (!ops.words.plain) {
       const auto half = group.begin() + std::ptrdiff_t(group.size() / 2);
       emit_group({group.begin(), half}, out);
       emit_group({half, group.end()}, out);
@@ -209,15 +209,14 @@ class AssemblePass {
   }
 
   FusedPlan& plan_;
-  std::vector<int> uses_;       // number of ops that read a value
-  std::vector<int> scalar_of_;  // the scalar that a splat repeats, else the value itself
-  std::set<int> bf16_values_;   // values that arrays of bf16 hold
-  std::set<int> non_temporal_;  // values of non-temporal stores
+  std::vector<int> uses_;             // number of ops that read a value
+  std::vector<int> scalar_of_;        // the scalar that a splat repeats, else the value itself
+  std::set<int> in_less_than_words_;  // values that arrays of bf16 or bools hold
+  std::set<int> non_temporal_;        // values of non-temporal stores
 };
 
-// Marks the values that may be bf16 in memory: loaded or stored so, and read by assembled ops
-// alone.
-void mark_bf16(FusedPlan& plan) {
+// Marks the values that may be bf16 or bools in memory: loaded so, and read by assembled ops alone.
+void mark_stored(FusedPlan& plan) {
   auto value = [&](int v) -> Register& { return plan.values[std::size_t(v)]; };
   auto each_op = [&](const auto& f) {
     for (auto* tapes : {&plan.outer, &plan.inner})
@@ -227,29 +226,31 @@ void mark_bf16(FusedPlan& plan) {
   };
   each_op([&](const Op& op) {
     if (op.kind == Op::load)
-      value(op.out).may_be_bf16 = plan.accesses[std::size_t(op.access)].dtype == DType::bf16;
+      value(op.out).stored = stored_as(plan.accesses[std::size_t(op.access)].dtype);
   });
   each_op([&](const Op& op) {
     if (op.kind != Op::assembled)
       for (int v : op.in)
-        if (v >= 0) value(v).may_be_bf16 = false;
+        if (v >= 0) value(v).stored = Stored::word;
   });
   for (auto& ops : plan.assembled)
     for (auto& in : ops.in)
-      if (!is_array(in)) value(in.value).may_be_bf16 = false;
+      if (!is_array(in)) value(in.value).stored = Stored::word;
 }
-// Returns the code of ops that read and write bf16 where a value may be bf16 in memory. None: no
-// value may.
-std::optional<MapCode> with_bf16(const FusedPlan& plan, AssembledOps& ops) {
+// Returns the code of ops that read and write values as they are stored. None: all are words.
+std::optional<MapCode> code_as_stored(const FusedPlan& plan, AssembledOps& ops) {
   MapCode code = ops.code;
   bool any = false;
   for (std::size_t k = 0; k < ops.in.size(); ++k)
-    if (plan.values[std::size_t(ops.in[k].value)].may_be_bf16) {
-      any = ops.in[k].may_be_bf16 = true;
-      code.inputs[k] = MapCode::Input::bf16;
+    if (const Stored stored = plan.values[std::size_t(ops.in[k].value)].stored;
+        stored != Stored::word) {
+      code.inputs[k].stored = ops.in[k].stored = stored;
+      any = true;
     }
-  for (std::size_t k = 0; k < ops.out.size(); ++k)
-    if (ops.out[k].bf16) any = code.outputs[k].bf16 = true;
+  for (std::size_t k = 0; k < ops.out.size(); ++k) {
+    code.outputs[k].stored = ops.out[k].stored;
+    any |= ops.out[k].stored != Stored::word;
+  }
   return any ? std::optional(code) : std::nullopt;
 }
 AssembledCode with_non_temporal_stores(const AssembledOps& ops, MapCode code) {
@@ -262,16 +263,16 @@ AssembledCode with_non_temporal_stores(const AssembledOps& ops, MapCode code) {
 }  // namespace
 
 void assemble_variants(FusedPlan& plan) {
-  const bool reads_bf16 = can_assemble_bf16();
-  if (reads_bf16) mark_bf16(plan);
+  const bool as_stored = can_assemble_as_stored();
+  if (as_stored) mark_stored(plan);
   for (auto& ops : plan.assembled) {
     for (auto& out : ops.out)
       out.non_temporal = out.into >= 0 && plan.accesses[std::size_t(out.into)].non_temporal;
-    ops.f32.non_temporal = with_non_temporal_stores(ops, ops.code);
-    if (!reads_bf16) continue;
-    if (auto bf16 = with_bf16(plan, ops)) {
-      ops.bf16.plain = assembled(*bf16);
-      ops.bf16.non_temporal = with_non_temporal_stores(ops, *bf16);
+    ops.words.non_temporal = with_non_temporal_stores(ops, ops.code);
+    if (!as_stored) continue;
+    if (auto code = code_as_stored(plan, ops)) {
+      ops.as_stored.plain = assembled(*code);
+      ops.as_stored.non_temporal = with_non_temporal_stores(ops, *code);
     }
   }
 }

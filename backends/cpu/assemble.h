@@ -18,7 +18,7 @@ struct AssembledCall {
   std::uint32_t scalar[most_scalars];  // all other inputs
 };
 bool can_assemble();
-bool can_assemble_bf16();  // reads and writes bf16 directly in memory
+bool can_assemble_as_stored();  // reads and writes bf16 and bools directly in memory
 bool can_assemble(const MapOp&);
 std::string key_of(const MapCode&);  // equal for equal code
 // Returns null if the registers do not suffice. The code is cached: equal MapCodes share one
@@ -26,8 +26,8 @@ std::string key_of(const MapCode&);  // equal for equal code
 AssembledCode assembled(const MapCode&);
 
 void assemble(FusedPlan&);
-// Lets assembled ops read and write bf16 arrays directly in memory, if no other op reads or writes
-// these arrays, and use non-temporal stores. Runs after store_in_place.
+// Lets assembled ops read and write arrays of bf16 and of bools directly in memory, if no other op
+// reads or writes these arrays, and use non-temporal stores. Runs after store_in_place.
 void assemble_variants(FusedPlan&);
 
 }  // namespace haliax::cpu

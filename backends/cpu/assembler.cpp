@@ -56,7 +56,7 @@ class Assembler : VectorOps {
   }
   int arrays() const {
     int n = int(code_.outputs.size());
-    for (auto input : code_.inputs) n += input != MapCode::Input::one;
+    for (auto input : code_.inputs) n += input.is_array;
     return n;
   }
   Address in_call(std::size_t offset) { return ptr[rdi + offset]; }
@@ -99,10 +99,7 @@ class Assembler : VectorOps {
     if (!code_.fetches_inputs) return prefetcht1(ptr[array_register(arrays()) + rcx * 4]);
     int array = 0;
     for (auto input : code_.inputs) {
-      if (input == MapCode::Input::array)
-        prefetcht1(ptr[array_register(array++) + rcx * 4 + bytes_ahead]);
-      if (input == MapCode::Input::bf16)
-        prefetcht1(ptr[array_register(array++) + rcx * 2 + bytes_ahead]);
+      if (input.is_array) prefetcht1(ptr[element_address(array++, input.stored) + bytes_ahead]);
     }
   }
 
@@ -120,34 +117,45 @@ class Assembler : VectorOps {
     places_.assign(uses_.size(), {});
     int array = 0, scalar = 0;
     for (std::size_t i = 0; i < code_.inputs.size(); ++i)
-      places_[i] = code_.inputs[i] == MapCode::Input::one    ? Place{Place::scalar, scalar++}
-                   : code_.inputs[i] == MapCode::Input::bf16 ? Place{Place::bf16, array++}
-                                                             : Place{Place::array, array++};
+      places_[i] = code_.inputs[i].is_array ? Place{place_of(code_.inputs[i].stored), array++}
+                                            : Place{Place::scalar, scalar++};
     for (std::size_t k = 0; k < code_.ops.size(); ++k)
       emit_op(code_.ops[k], int(code_.inputs.size() + k));
     for (auto& out : code_.outputs) {  // last, because an output may overwrite an input
-      const Vector z = vector(out.value);
-      const int k = array++;
-      if (out.bf16 && out.non_temporal && !rest_) {
-        Temporary upper(*this);
-        const Xbyak::Ymm bf16(upper.z.getIdx());
-        vpsrld(upper.z, z, 16);
-        vpmovdw(bf16, upper.z);
-        vmovntdq(ptr[array_register(k) + rcx * 2], bf16);
-      } else if (out.bf16) {
-        Temporary bits(*this);
-        vmovaps(bits.z, z);
-        store_bf16(ptr[array_register(k) + rcx * 2], bits.z);
-      } else if (out.non_temporal && !rest_) {
-        vmovntps(array_address(k), z);
-      } else {
-        store_register(array_address(k), z, rest_);
-      }
+      emit_store(out, array++);
       finish_read(out.value);
     }
   }
+  void emit_store(const MapCode::Output& out, int k) {
+    const bool non_temporal = out.non_temporal && !rest_;
+    if (out.stored == Stored::boolean)
+      return store_bools(ptr[element_address(k, out.stored)], out.value, non_temporal);
+    const Vector z = vector(out.value);
+    if (out.stored == Stored::word) {
+      if (non_temporal) return vmovntps(array_address(k), z);
+      return store_register(array_address(k), z, rest_);
+    }
+    Temporary bits(*this);
+    if (!non_temporal) {
+      vmovaps(bits.z, z);
+      return store_bf16(bf16_address(k), bits.z);
+    }
+    const Xbyak::Ymm bf16(bits.z.getIdx());
+    vpsrld(bits.z, z, 16);
+    vpmovdw(bf16, bits.z);
+    vmovntdq(bf16_address(k), bf16);
+  }
+  static Place::Kind place_of(Stored stored) {
+    return stored == Stored::word   ? Place::array
+           : stored == Stored::bf16 ? Place::bf16
+                                    : Place::boolean;
+  }
+  Xbyak::RegExp element_address(int k, Stored stored) {
+    return array_register(k) + rcx * int(bytes_of(stored));
+  }
   Address array_address(int k) override { return ptr[array_register(k) + rcx * 4 + 32 * half_]; }
-  Address bf16_address(int k) override { return ptr[array_register(k) + rcx * 2]; }
+  Address bf16_address(int k) override { return ptr[element_address(k, Stored::bf16)]; }
+  Address bool_address(int k) override { return ptr[element_address(k, Stored::boolean)]; }
   Xbyak::RegExp scalar_address(int k) override {
     return rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(k);
   }

@@ -18,7 +18,7 @@ bool can_assemble() {
   static const bool can = selected_isa_is("avx512") || selected_isa_is("avx2");
   return can;
 }
-bool can_assemble_bf16() { return selected_isa_is("avx512"); }
+bool can_assemble_as_stored() { return selected_isa_is("avx512"); }
 bool can_assemble(const MapOp& op) {
   if (op.kind == MapOp::nothing) return false;
   const bool float_of_16_bits = op.to == DType::bf16 || op.to == DType::f16;
@@ -74,7 +74,10 @@ std::string key_of(const MapCode& code) {
   add(int(code.inputs.size()));
   add(int(code.ops.size()));
   add(code.fetches_inputs);
-  for (auto input : code.inputs) add(int(input));
+  for (auto input : code.inputs) {
+    add(input.is_array);
+    add(int(input.stored));
+  }
   for (auto& op : code.ops) {
     add(op.map.kind);
     add(int(op.map.code));
@@ -84,7 +87,7 @@ std::string key_of(const MapCode& code) {
   }
   for (auto& o : code.outputs) {
     add(o.value);
-    add(o.bf16);
+    add(int(o.stored));
     add(o.non_temporal);
   }
 
@@ -92,7 +95,7 @@ std::string key_of(const MapCode& code) {
 }
 #else
 bool can_assemble() { return false; }
-bool can_assemble_bf16() { return false; }
+bool can_assemble_as_stored() { return false; }
 bool can_assemble(const MapOp&) { return false; }
 #endif
 

@@ -95,6 +95,15 @@ struct Op {
 };
 using Tape = std::vector<Op>;
 
+// How the elements of an array are stored: in the four bytes of a lane, or in fewer.
+enum class Stored : std::uint8_t { word, bf16, boolean };
+constexpr std::int64_t bytes_of(Stored s) {
+  return s == Stored::word ? 4 : s == Stored::bf16 ? 2 : 1;
+}
+constexpr Stored stored_as(DType d) {
+  return d == DType::bf16 ? Stored::bf16 : d == DType::boolean ? Stored::boolean : Stored::word;
+}
+
 // Several ops as one function (assemble.h), for one element. Values are numbered: inputs first,
 // then the result of each op. For example, exp(x - y) for an array x and a scalar y has the inputs
 // {array, one}, the ops {sub(0, 1), exp(2)} and the output 3.
@@ -103,11 +112,13 @@ struct MapCode {
     MapOp map;
     int args[4] = {-1, -1, -1, -1};
   };
-  // one value for all elements, or one per element, stored as f32 or as bf16
-  enum class Input : std::uint8_t { one, array, bf16 };
+  struct Input {
+    bool is_array;  // one value per element; otherwise one value for all
+    Stored stored = Stored::word;
+  };
   struct Output {
     int value;
-    bool bf16 = false;          // stored to memory as bf16
+    Stored stored = Stored::word;
     bool non_temporal = false;  // in memory on cache lines of its own
   };
   std::vector<Input> inputs;
@@ -128,21 +139,21 @@ struct AssembledOps {
   struct Input {
     int value;
     Broadcast broadcast;
-    bool may_be_bf16 = false;  // in memory
+    Stored stored = Stored::word;  // in memory, if that is dense
     friend bool operator==(const Input&, const Input&) = default;
   };
   struct Output {
     int value;
-    int into = -1;      // as Op::into
-    bool bf16 = false;  // that memory is bf16
+    int into = -1;                 // as Op::into
+    Stored stored = Stored::word;  // in that memory
     bool non_temporal = false;
   };
   std::vector<Input> in;
   std::vector<Output> out;
   bool by_row = false;  // called once per row
   MapCode code;
-  AssembledVariants f32;
-  AssembledVariants bf16;  // for when all values that may be bf16 in memory are
+  AssembledVariants words;      // all arrays are words
+  AssembledVariants as_stored;  // arrays of bf16 and of bools are read and written in memory
 };
 
 // The storage of a value.
@@ -152,8 +163,8 @@ struct Register {
   LaneType lane = LaneType::f32;
   Extent extent = Extent::one;  // number of values
   std::int64_t offset = 0;      // in bytes, in the pool or the workspace
-  // may alias dense bf16 memory, because only assembled ops read it
-  bool may_be_bf16 = false;
+  // the elements of the memory that the value may alias, because only assembled ops read it
+  Stored stored = Stored::word;
 };
 
 struct FusedPlan {

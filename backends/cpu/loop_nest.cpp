@@ -25,7 +25,7 @@ constexpr std::int64_t call_cost = 8;      // a kernel that computes one registe
 constexpr std::int64_t lane_sum_cost = 8;  // a reduction of the lanes of a register
 
 bool is_word(DType d) { return d == DType::f32 || d == DType::i32 || d == DType::u32; }
-bool has_lane(DType d) { return is_word(d) || (d == DType::bf16 && can_assemble_bf16()); }
+bool has_lane(DType d) { return is_word(d) || (d == DType::bf16 && can_assemble_as_stored()); }
 MapOp map_op_of(const std::vector<Instr>& code, const Instr& in) {
   const DType first = in.code == Code::select ? in.dtype : code[std::size_t(in.args[0])].dtype;
   return {.kind = MapOp::instruction, .code = in.code, .from = lane_type_of(first), .to = in.dtype};

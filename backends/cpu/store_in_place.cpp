@@ -52,8 +52,8 @@ struct InPlace {
   // Stores the value of the store `at` in place, if possible.
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
-    if ((is_widened(to.dtype) && to.dtype != DType::bf16) || tape[at].extent != Extent::full)
-      return;
+    const bool is_word = stored_as(to.dtype) == Stored::word;
+    if ((is_word && is_widened(to.dtype)) || tape[at].extent != Extent::full) return;
     const int value = tape[at].in[0];
     for (std::size_t t = at; t-- > 0;) {
       if (auto* output = created_by(tape[t], value)) return store_assembled(tape, t, *output, at);
@@ -69,11 +69,11 @@ struct InPlace {
   void store_assembled(const Tape& tape, std::size_t maker, AssembledOps::Output& output,
                        std::size_t at) const {
     const Access& to = access(tape[at].access);
-    // a bf16 value in memory replaces the f32 value, so no other op may read it
+    // a bf16 or bool in memory replaces the value of a lane, so no other op may read it
     const bool is_alone = reads[static_cast<std::size_t>(output.value)] == 1;
     if (output.into >= 0 || (is_widened(to.dtype) && !is_alone) || is_read(tape, maker, to)) return;
     output.into = tape[at].access;
-    output.bf16 = is_widened(to.dtype);
+    output.stored = stored_as(to.dtype);
   }
   // The same for a map, and for the pokes after it, which change single elements.
   void store_map(Tape& tape, std::size_t at) const {

@@ -110,6 +110,7 @@ int TapeBuilder::convert(int value, Extent extent, DType from, DType to, int tap
 int TapeBuilder::recast_bits(int value, Extent extent, DType from, DType to, int tape) {
   if (haliax::bytes_of(from) != haliax::bytes_of(to))
     throw Error("[fused] a bitcast between dtypes of different size");
+  if (!is_widened(from) && !is_widened(to)) return value;  // lanes have the bits of the dtypes
   const int temporary = new_value(tape, LaneType::f64);
   plan_.values.back().extent = extent;
   Op& op = push(tape, Op::recode, extent, lane_type_of(to));

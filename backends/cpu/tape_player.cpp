@@ -222,14 +222,15 @@ void TapePlayer::schedule_prefetch(const Access& access, const std::byte* memory
   ahead_.set(memory + offset * haliax::bytes_of(access.dtype), bytes);
 }
 
-// Returns true if all values that may be bf16 in memory are dense there. Otherwise loads the
-// dense inputs into registers as f32.
-bool TapePlayer::are_bf16(const Op& op, const AssembledOps& ops, std::int64_t points) {
-  bool all = ops.bf16.plain != nullptr;
+// Returns true if all values that are stored in less than words are dense in memory. Otherwise
+// loads the dense inputs into registers.
+bool TapePlayer::are_as_stored(const Op& op, const AssembledOps& ops, std::int64_t points) {
+  bool all = ops.as_stored.plain != nullptr;
   for (auto& in : ops.in)
-    all &= !in.may_be_bf16 || values.value(in.value) != values.home_of(std::size_t(in.value));
+    all &= in.stored == Stored::word ||
+           values.value(in.value) != values.home_of(std::size_t(in.value));
   for (auto& out : ops.out) {
-    if (!out.bf16) continue;
+    if (out.stored == Stored::word) continue;
     values.use_store_memory(op, out.value, out.into, points);
     all &= values.value(out.value) != values.home_of(std::size_t(out.value));
   }
@@ -237,27 +238,28 @@ bool TapePlayer::are_bf16(const Op& op, const AssembledOps& ops, std::int64_t po
   for (auto& in : ops.in) {
     void*& x = values.value(in.value);
     const auto home = values.home_of(std::size_t(in.value));
-    if (!in.may_be_bf16 || x == home) continue;
+    if (in.stored == Stored::word || x == home) continue;
     const auto extent = values.plan.values[std::size_t(in.value)].extent;
-    kernels().load(DType::bf16)(home, x, 1,
-                                points_of(extent, values.tile.outer, values.tile.inner));
+    const DType dtype = in.stored == Stored::bf16 ? DType::bf16 : DType::boolean;
+    kernels().load(dtype)(home, x, 1, points_of(extent, values.tile.outer, values.tile.inner));
     x = home;
   }
   for (auto& out : ops.out)
-    if (out.bf16) values.value(out.value) = values.home_of(std::size_t(out.value));
+    if (out.stored != Stored::word)
+      values.value(out.value) = values.home_of(std::size_t(out.value));
   return false;
 }
 // Returns the variant for outputs at their present addresses. A non-temporal store needs a full
 // cache line: rows of n elements must not share one.
-AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool bf16, bool by_row,
+AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool as_stored, bool by_row,
                                    std::int64_t n) const {
   constexpr std::int64_t line = 64;
-  const AssembledVariants& variants = bf16 ? ops.bf16 : ops.f32;
+  const AssembledVariants& variants = as_stored ? ops.as_stored : ops.words;
   bool fits = variants.non_temporal != nullptr;
   for (auto& out : ops.out) {
     if (!fits || !out.non_temporal) continue;
     void* const to = values.values[out.value];
-    const std::int64_t row = n * (bf16 && out.bf16 ? 2 : 4);
+    const std::int64_t row = n * bytes_of(as_stored ? out.stored : Stored::word);
     fits = to != values.home_of(std::size_t(out.value)) && (!by_row || row % line == 0) &&
            reinterpret_cast<std::uintptr_t>(to) % line == 0;
   }
@@ -269,24 +271,26 @@ void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
   const AssembledOps& ops = values.plan.assembled[std::size_t(op.assembled_index)];
   const std::int64_t rows = ops.by_row ? values.rows() : 1,
                      n = ops.by_row ? values.columns() : points;
-  const bool bf16 = are_bf16(op, ops, points);
+  const bool as_stored = are_as_stored(op, ops, points);
+  const auto row_bytes = [&](const auto& array) {
+    return n * bytes_of(as_stored ? array.stored : Stored::word);
+  };
   AssembledArguments arguments(n);
   for (auto& in : ops.in) {
     auto* x = static_cast<std::uint32_t*>(values.value(in.value));
     if (in.broadcast == Broadcast::each)
-      arguments.add_array(x, (bf16 && in.may_be_bf16 ? 2 : 4) * n);
+      arguments.add_array(x, row_bytes(in));
     else if (in.broadcast == Broadcast::along_row)
       arguments.add_array(x, 0);
     else
       arguments.add_scalar(x, in.broadcast == Broadcast::of_row);
   }
   for (auto& out : ops.out)  // after the inputs, because a value may be both
-    if (!out.bf16) values.use_store_memory(op, out.value, out.into, points);
-  for (auto& out : ops.out)
-    arguments.add_array(values.value(out.value), (bf16 && out.bf16 ? 2 : 4) * n);
+    if (out.stored == Stored::word) values.use_store_memory(op, out.value, out.into, points);
+  for (auto& out : ops.out) arguments.add_array(values.value(out.value), row_bytes(out));
 
   AssembledCall& call = arguments.call;
-  const auto code = code_for(ops, bf16, rows > 1, n);
+  const auto code = code_for(ops, as_stored, rows > 1, n);
   for (std::int64_t row = 0;;) {
     if (!ops.code.fetches_inputs) {
       const void* prefetch = ahead_.next_lines(n / 16);
@@ -303,7 +307,7 @@ void TapePlayer::load(const Op& op, std::int64_t n) {
   const std::int64_t bytes = haliax::bytes_of(access.dtype);
   std::byte* memory = values.memory_of(op, op.access, runs);
   if ((access.direct && (runs.count == 0 || dense(runs, n))) ||
-      (values.plan.values[std::size_t(op.out)].may_be_bf16 && dense(runs, n))) {
+      (values.plan.values[std::size_t(op.out)].stored != Stored::word && dense(runs, n))) {
     values.value(op.out) = memory;
     schedule_prefetch(access, memory, n * bytes);
     return;

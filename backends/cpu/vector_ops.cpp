@@ -223,9 +223,9 @@ void VectorOps::binary(const MapCode::Op& op, int value) {
 void VectorOps::compare_avx2(const MapCode::Op& op, int value) {
   const auto code = op.map.code;
   if (code == Code::logical_not) {
-    const bool is_test = places_[std::size_t(op.args[0])].kind == Place::test;
-    const Vector x = is_test ? lanes_of(op.args[0]) : vector(op.args[0]), z = reg(take());
-    if (is_test) {
+    const bool in_lanes = holds_test(op.args[0]);
+    const Vector x = in_lanes ? lanes_of(op.args[0]) : vector(op.args[0]), z = reg(take());
+    if (in_lanes) {
       vpxor(z, x, literal(~0u));
     } else {
       vpxor(z, z, z);
@@ -277,7 +277,7 @@ void VectorOps::compare(const MapCode::Op& op, int value) {
   if (program::is_float_test(op.map.code)) {
     float_test(k, op.map.code, vector(op.args[0]));
   } else if (op.map.code == Code::logical_not) {
-    if (places_[std::size_t(op.args[0])].kind == Place::test) {
+    if (holds_test(op.args[0])) {
       knotw(k, test(op.args[0]));
     } else {
       const Vector x = vector(op.args[0]);
@@ -315,8 +315,7 @@ void VectorOps::keep_test(int value, int test_register, const Opmask& k) {
 
 void VectorOps::join(const MapCode::Op& op, int value) {
   const auto [a, b] = std::pair(op.args[0], op.args[1]);
-  const bool both =
-      places_[std::size_t(a)].kind == Place::test && places_[std::size_t(b)].kind == Place::test;
+  const bool both = holds_test(a) && holds_test(b);
   const int test_register = both ? take_test() : -1;
   if (test_register < 0) return binary(op, value);
   if (!avx512_) {

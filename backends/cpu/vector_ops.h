@@ -15,7 +15,7 @@ class VectorOps : public VectorFunctions {
  protected:
   using VectorFunctions::VectorFunctions;
   struct Place {
-    enum { nowhere, array, bf16, scalar, other, vector, test } kind = nowhere;
+    enum Kind { nowhere, array, bf16, boolean, scalar, other, vector, test } kind = nowhere;
     int at = 0;  // index of the array or the scalar, or the register
   };
   static constexpr int rest_lanes = 15;  // AVX2: the register that marks the remaining elements
@@ -23,6 +23,7 @@ class VectorOps : public VectorFunctions {
   // The memory of a value: a full register, or one scalar for all elements.
   virtual Address array_address(int array) = 0;
   virtual Address bf16_address(int array) = 0;
+  virtual Address bool_address(int) { throw CannotAssemble(); }
   virtual Xbyak::RegExp scalar_address(int scalar) = 0;
   // Loads a value of kind `other`.
   virtual void load_other(const Vector&, int) {}
@@ -69,6 +70,7 @@ class VectorOps : public VectorFunctions {
   // Loads a value into a vector register, where it stays.
   Vector vector(int value) {
     auto& place = places_[std::size_t(value)];
+    if (place.kind == Place::boolean) load_bools(value);
     if (place.kind == Place::vector) return reg(place.at);
     if (place.kind == Place::test && !avx512_) {
       place.kind = Place::vector;
@@ -126,6 +128,46 @@ class VectorOps : public VectorFunctions {
       vpmovdw(to, z);
     }
   }
+  // AVX-512: loads bools as a test, so that bytes other than 0 are true. If no mask register is
+  // left, they become 0 and 1.
+  void load_bools(int value) {
+    auto& place = places_[std::size_t(value)];
+    const int test_register = take_test();
+    const Opmask k(test_register < 0 ? scratch_mask : test_register);
+    {
+      Temporary bytes(*this);
+      const Xbyak::Xmm x(bytes.z.getIdx());
+      if (rest_)
+        vmovdqu8(x | Opmask(rest_mask) | T_z, bool_address(place.at));
+      else
+        vmovdqu(x, bool_address(place.at));
+      vptestmb(k, x, x);
+    }
+    keep_test(value, test_register, k);
+  }
+  // Returns true if the value is in a mask register (AVX2: in the lanes of a vector register).
+  bool holds_test(int value) {
+    auto& place = places_[std::size_t(value)];
+    if (place.kind == Place::boolean) load_bools(value);
+    return place.kind == Place::test;
+  }
+  // AVX-512: stores a bool value as bytes of 0 and 1.
+  void store_bools(const Address& to, int value, bool non_temporal) {
+    Temporary bytes(*this);
+    const Xbyak::Xmm x(bytes.z.getIdx());
+    if (holds_test(value)) {
+      vpmovm2b(x, test(value));
+      vpabsb(x, x);
+    } else {
+      vpmovdb(x, vector(value));
+    }
+    if (non_temporal)
+      vmovntdq(to, x);
+    else if (rest_)
+      vmovdqu8(to | Opmask(rest_mask), x);
+    else
+      vmovdqu(to, x);
+  }
   Address one() { return dword[rip + literals_[1]]; }
   // The last operand of an instruction: a memory operand if the value is read only once.
   struct LastOperand {
@@ -164,7 +206,7 @@ class VectorOps : public VectorFunctions {
   // Returns a test in a mask register: its own, or the scratch register.
   Opmask test(int value) {
     auto& place = places_[std::size_t(value)];
-    if (place.kind == Place::test) return Opmask(place.at);
+    if (holds_test(value)) return Opmask(place.at);
     const Vector z = vector(value);
     vptestmd(Opmask(scratch_mask), z, z);
     return Opmask(scratch_mask);

@@ -525,8 +525,8 @@ TEST_CASE("cpu: consecutive ops are merged, and read and write bf16 in place") {
     if (!cpu::can_assemble()) continue;
     CHECK(plan.assembled.size() == 1);
     CHECK(plan.inner[0].size() == 3);  // x, all ops, a store
-    CHECK((plan.assembled.at(0).bf16.plain != nullptr) ==
-          (dtype == DType::bf16 && cpu::can_assemble_bf16()));
+    CHECK((plan.assembled.at(0).as_stored.plain != nullptr) ==
+          (dtype == DType::bf16 && cpu::can_assemble_as_stored()));
     CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0],
                      c.run(*reference::make_reference_device())[0],
                      dtype == DType::bf16 ? 8e-3 : 1e-6) == "");
@@ -551,7 +551,7 @@ TEST_CASE("cpu: small steps with short rows have their lanes across rows, or are
 }
 
 TEST_CASE("cpu: lanes of small steps may be bf16 elements that are far apart") {
-  if (!cpu::can_assemble_bf16()) return;
+  if (!cpu::can_assemble_as_stored()) return;
   Case c(1);
   View x = c.view(false, DType::bf16, {20, 160}, Case::dense),
        out = c.view(true, DType::bf16, {20, 160}, Case::dense);
