@@ -1,6 +1,7 @@
 // Plan: analyzes a fused step: which instructions are needed, which dims are rows, and where each
 // instruction is computed.
 #include <algorithm>
+#include <array>
 
 #include "analyzed_step.h"
 #include "base/scalar.h"
@@ -43,6 +44,64 @@ void fold_reductions_of_one(Fused& fused) {
   if (inner_points(fused, fused.outer) != 1) return;
   for (auto& in : fused.code)
     if (is_reduction(in.code) && !finds_position(in.code)) in.code = Code::cast;
+}
+
+// Returns the elementwise code that combines two elements as the reduction does.
+Code pairwise(Code reduction) {
+  return reduction == Code::reduce_sum    ? Code::add
+         : reduction == Code::reduce_prod ? Code::mul
+         : reduction == Code::reduce_max  ? Code::max
+                                          : Code::min;
+}
+
+// Returns true if each inner instruction can be computed for one of two inner elements, and if the
+// outer elements are contiguous. Contiguous pairs are reduced faster in vectors of rows.
+bool can_fold_pairs(const Fused& fused, std::size_t dim) {
+  const auto fits = [&](const Instr& in) {
+    if (!in.inner) return !finds_position(in.code);
+    if (is_element_op(in) || is_store(in.code)) return false;
+    if (in.code == Code::iota) return in.dim != static_cast<int>(dim);
+    return in.code != Code::load || std::abs(stride_of(in, dim)) != 1;
+  };
+  return std::all_of(fused.code.begin(), fused.code.end(), fits);
+}
+
+// Replaces reductions over exactly two elements by an elementwise op: sum over n=2 of x[m, n] is
+// x[m, 0] + x[m, 1].
+void fold_reductions_of_two(Fused& fused) {
+  constexpr std::size_t most_instructions = 24;  // copies stay in registers
+  if (inner_points(fused, fused.outer) != 2 || fused.code.size() > most_instructions) return;
+  auto& size = *std::find(fused.dims.begin() + fused.outer, fused.dims.end(), 2);
+  const auto dim = static_cast<std::size_t>(&size - fused.dims.data());
+  if (!can_fold_pairs(fused, dim)) return;
+
+  std::vector<Instr> code;
+  std::vector<std::array<int, 2>> copies;  // by instruction: its index for each element
+  const auto add = [&](Instr in, std::size_t element) {
+    for (int& arg : in.args)
+      if (arg >= 0) arg = copies[static_cast<std::size_t>(arg)][element];
+    if (in.code == Code::load && in.inner && element == 1) in.view.offset += stride_of(in, dim);
+    code.push_back(std::move(in));
+    return static_cast<int>(code.size()) - 1;
+  };
+  for (const Instr& in : fused.code) {
+    if (is_reduction(in.code)) {
+      const auto [a, b] = copies[static_cast<std::size_t>(in.args[0])];
+      code.push_back(
+          {.code = pairwise(in.code), .dtype = in.dtype, .args = {a, b, -1, -1}, .inner = true});
+      Instr result = in;
+      result.code = Code::cast;
+      result.args[0] = static_cast<int>(code.size()) - 1;
+      code.push_back(result);
+      const int at = static_cast<int>(code.size()) - 1;
+      copies.push_back({at, at});
+      continue;
+    }
+    const int first = add(in, 0);
+    copies.push_back({first, in.inner ? add(in, 1) : first});
+  }
+  fused.code = std::move(code);
+  size = 1;
 }
 
 void mark_needed(AnalyzedStep& step) {
@@ -146,6 +205,7 @@ AnalyzedStep analyze(const Fused& fused) {
   step.fused = Fused(fused);  // moved, since the assignment of a copy exports a symbol of std
   step.is_empty = !program::has_inner_points(fused);
   if (step.is_empty) fold_empty_reductions(step.fused);
+  fold_reductions_of_two(step.fused);
   fold_reductions_of_one(step.fused);
   mark_needed(step);
   choose_rows(step);

@@ -19,6 +19,7 @@ constexpr std::int64_t least_shared_work = 1 << 17;  // that several threads sha
 constexpr std::int64_t work_per_block = 1 << 15, work_per_chunk = 1 << 17;
 constexpr std::int64_t min_work_per_point = 4;
 constexpr std::int64_t most_blocks = 128, most_chunks = 64;
+constexpr std::int64_t long_row_of_tile = 1024;  // minimum row length for a tile of one row
 constexpr std::int64_t few_lanes = 32;  // minimum number of lanes of a tile with all inner elements
 constexpr std::int64_t few_outer_boxes = 16;  // with fewer, the inner space is split as well
 
@@ -78,7 +79,7 @@ class TileChooser {
     if (p.serial) {
       std::fill(p.box, p.box + p.dims, 1);
     } else if (step_.flat()) {
-      split(0, p.dims, limits_.elements);
+      split(0, p.dims, rows_are_apart() ? p.size[p.dims - 1] : limits_.elements);
       square_tile();
     } else if (p.inner_major) {
       choose_lanes();
@@ -92,6 +93,20 @@ class TileChooser {
       (d < p.outer_dims ? p.outer_box : p.inner_box) *= p.box[d];
     }
     p.single_inner_box = p.inner_boxes <= 1;
+  }
+
+  // Returns true if some array has gaps between its rows, which are long enough for a tile each. A
+  // tile of several such rows would be copied.
+  bool rows_are_apart() const {
+    const FusedPlan& p = plan_;
+    if (p.dims < 2) return false;
+    const auto last = static_cast<std::size_t>(p.dims - 1);
+    const std::int64_t row = p.size[last];
+    if (row < long_row_of_tile || row > limits_.elements) return false;
+    return std::any_of(p.accesses.begin(), p.accesses.end(), [&](const Access& access) {
+      return !access.iota && access.strides[last] == 1 && access.strides[last - 1] != 0 &&
+             access.strides[last - 1] != row;
+    });
   }
 
   // Divides the step into parts that threads run in parallel, of a few microseconds each. A part is

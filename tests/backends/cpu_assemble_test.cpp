@@ -69,3 +69,28 @@ TEST_CASE("cpu: a comparison alone is assembled, and stores bools in memory") {
   REQUIRE(plan.assembled.size() == 1);
   CHECK((plan.assembled.at(0).as_stored.plain != nullptr));
 }
+
+// Sums, products and extremes over two elements, which are computed as x0 op x1.
+TEST_CASE("cpu: reductions over two elements match the reference") {
+  for (Code code : {Code::reduce_sum, Code::reduce_prod, Code::reduce_max, Code::reduce_min})
+    for (DType dtype : {DType::f32, DType::bf16, DType::i8, DType::i32}) {
+      Case c(1);
+      const std::int64_t rows = 7, columns = 50;
+      View x = c.view(false, dtype, {rows, 2, columns}, Case::dense),
+           y = c.view(false, dtype, {rows}, Case::dense);
+      const View out = c.view(true, dtype, {rows, columns}, Case::dense);
+      x.strides = {2 * columns, 1, columns};
+      y.strides = {1, 0, 0};
+      auto& f = c.add(Kind::fused).fused;
+      f.dims = {rows, columns, 2};
+      f.outer = 2;
+      auto sum = op(code, dtype, {2});
+      f.code = {load(x),      load(y), op(Code::mul, dtype, {0, 1}), sum, op(Code::neg, dtype, {3}),
+                store(out, 4)};
+      for (int k : {0, 2}) f.code[std::size_t(k)].inner = true;
+      INFO(std::string(name_of(dtype)), " ", int(code));
+      CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0],
+                       c.run(*reference::make_reference_device())[0],
+                       dtype == DType::bf16 ? 8e-3 : 1e-6) == "");
+    }
+}
