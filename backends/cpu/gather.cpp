@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/thread_pool.h"
+#include "non_temporal.h"
 #include "picked_lines.h"
 #include "workspace.h"
 
@@ -63,6 +64,9 @@ class GatherStep final : public CompiledStep {
     constexpr std::int64_t few_lines = 4;
     may_copy_ = lines_.has_shared_ids() && lines_.lines() >= few_lines &&
                 lines_.line_size() >= kShortPiece && lines_.has_dense_positions();
+    constexpr std::int64_t least_bytes = 512;  // shorter runs share many cache lines
+    non_temporal_ = lines_.run_size() * bytes_ >= least_bytes &&
+                    lines_.rows() * lines_.run_points() * bytes_ >= fewest_non_temporal_bytes;
   }
   void run(Frame& frame) override {
     ids_.set(frame);
@@ -180,7 +184,10 @@ class GatherStep final : public CompiledStep {
     });
   }
   // Copies neighbors: short runs of full cache lines without a call.
-  template <class T> static void copy_dense(const T* from, T* to, std::int64_t n) {
+  template <class T> void copy_dense(const T* from, T* to, std::int64_t n) const {
+    if (non_temporal_)
+      return copy_non_temporal(reinterpret_cast<std::byte*>(to),
+                               reinterpret_cast<const std::byte*>(from), n * bytes_);
     constexpr std::int64_t line = 64 / sizeof(T), most_lines = 8;
     if (n % line != 0 || n > most_lines * line)
       return static_cast<void>(std::memcpy(to, from, std::size_t(n) * sizeof(T)));
@@ -219,7 +226,8 @@ class GatherStep final : public CompiledStep {
   Ids ids_;
   PickedLines lines_;
   int bytes_;
-  bool may_copy_ = false;  // long pieces of a line may be copied, if the ids have any
+  bool may_copy_ = false;      // long pieces of a line may be copied, if the ids have any
+  bool non_temporal_ = false;  // long runs of a result that exceeds the caches
   std::byte absent_[8] = {};
 };
 

@@ -1,6 +1,7 @@
 // Strided copies, in blocks for the workers.
 #include "base/thread_pool.h"
 #include "kernels.h"
+#include "non_temporal.h"
 #include "strided_copy.h"
 
 namespace haliax::cpu {
@@ -8,6 +9,7 @@ namespace {
 
 // elements of a piece, below which its copy takes less time than the call of a kernel
 constexpr std::int64_t fewest_for_kernel = 64;
+constexpr std::int64_t least_non_temporal_row = 512;  // bytes; shorter rows share many cache lines
 
 // Copies rows x cols elements in squares, so that each cache line is used while it is cached.
 void copy_tile(int bytes, void* to, RowStrides ts, const void* from, RowStrides fs,
@@ -41,6 +43,10 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
 
   // The last dim but one has the rows of tiles.
   const int last = dims_merged_.count - 1;
+  const std::int64_t row_bytes = dims_merged_.size[last] * bytes;
+  non_temporal_ = row_bytes >= least_non_temporal_row &&
+                  dims_merged_.points(0, dims_merged_.count) * bytes >= fewest_non_temporal_bytes &&
+                  dims_merged_.stride[0][last] == 1 && dims_merged_.stride[1][last] == 1;
   for (int e = row_dim(); e + 1 < last; ++e) dims_merged_.swap(e, e + 1);
   outer_ = std::max(0, dims_merged_.count - 2);
   outer_points_ = dims_merged_.points(0, outer_);
@@ -79,6 +85,11 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
     const std::int64_t columns = dims_merged_.size[b];
     const auto copy_rows = kernels().copy_rows;
     auto piece = [&](const T* s, T* d, std::int64_t rows) {
+      auto stream = [&](std::int64_t row, std::int64_t count) {
+        copy_non_temporal(reinterpret_cast<std::byte*>(d + row * t[a]),
+                          reinterpret_cast<const std::byte*>(s + row * f[a]), count * bytes_);
+      };
+      if (a == b && non_temporal_) return stream(0, rows);
       if (a == b) return copy_rows(bytes_, d, {0, t[a]}, s, {0, f[a]}, 1, rows);
       if (rows * columns < fewest_for_kernel) {
         for (std::int64_t r = 0; r < rows; ++r)
@@ -87,6 +98,10 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
         return;
       }
       const RowStrides fs{f[a], f[b]}, ts{t[a], t[b]};
+      if (non_temporal_) {
+        for (std::int64_t r = 0; r < rows; ++r) stream(r, columns);
+        return;
+      }
       if (f[b] == 1 || f[b] == 0 || std::abs(f[a]) != 1)
         copy_rows(bytes_, d, ts, s, fs, rows, columns);
       else

@@ -91,6 +91,7 @@ class Copier {
   // dims [0, outer_) are iterated one element at a time, the last one or two dims by tiles
   int bytes_ = 4, outer_ = 0;
   std::int64_t outer_points_ = 1, per_block_ = 1, blocks_ = 0;
+  bool non_temporal_ = false;  // long contiguous rows of a result that exceeds the caches
 };
 
 }  // namespace haliax::cpu

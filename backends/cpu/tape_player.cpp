@@ -2,11 +2,9 @@
 #include "tape_player.h"
 
 #include <cstring>
-#if defined(HALIAX_X86)
-#include <emmintrin.h>
-#endif
 
 #include "assemble.h"
+#include "non_temporal.h"
 
 namespace haliax::cpu {
 namespace {
@@ -51,21 +49,6 @@ class AssembledArguments {
   std::int64_t row_bytes_[most_arrays];
   const std::uint32_t* by_row_[most_scalars];  // values of all rows; null: one value
 };
-
-// Copies a dense tile with non-temporal stores. Returns false if its memory shares cache lines with
-// other tiles, or if the machine has no such stores.
-#if defined(HALIAX_X86)
-bool copy_non_temporal(std::byte* to, const char* from, std::int64_t bytes) {
-  constexpr std::int64_t line = 64;
-  if (reinterpret_cast<std::uintptr_t>(to) % line != 0 || bytes % line != 0) return false;
-  for (std::int64_t k = 0; k < bytes; k += 16)
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to + k),
-                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k)));
-  return true;
-}
-#else
-bool copy_non_temporal(std::byte*, const char*, std::int64_t) { return false; }
-#endif
 
 }  // namespace
 
@@ -335,9 +318,8 @@ void TapePlayer::store(const Op& op) {
   if (static_cast<const void*>(reg) == memory) return;  // written there directly
   const int width = cpu::bytes_of(lane_type_of(access.dtype));
   const std::int64_t n = points_of(op.extent, values.tile.outer, values.tile.inner);
-  if (access.non_temporal && width == bytes && dense(runs, n) &&
-      copy_non_temporal(memory, reg, n * bytes))
-    return;
+  if (access.non_temporal && width == bytes && dense(runs, n))
+    return copy_non_temporal(memory, reinterpret_cast<const std::byte*>(reg), n * bytes);
   runs.each_rows([&](std::int64_t offset, std::int64_t position, RowStrides strides,
                      std::int64_t rows, std::int64_t count) {
     op.store_rows(memory + offset * bytes, strides, reg + position * width, rows, count);

@@ -2,12 +2,15 @@
 // instruction sets of this machine.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "backends/cpu/kernels.h"
+#include "backends/cpu/non_temporal.h"
+#include "haliax/haliax.h"
 
 namespace {
 
@@ -189,3 +192,33 @@ TEST_CASE("gathers of words match the two kernels that they replace") {
 }
 
 }  // namespace
+
+TEST_CASE("copy_non_temporal copies any number of bytes to any address, and no others") {
+  Bytes from(400), to(400);
+  for (std::size_t k = 0; k < from.size(); ++k) from[k] = std::byte(k % 251 + 1);
+  for (std::size_t start : {0, 1, 15, 16, 63, 64})
+    for (std::size_t bytes : {0, 1, 16, 63, 64, 65, 127, 200, 300}) {
+      INFO(bytes, " bytes at ", start);
+      std::fill(to.begin(), to.end(), std::byte(0));
+      cpu::copy_non_temporal(to.data() + start, from.data() + 3, std::int64_t(bytes));
+      Bytes expected(to.size());
+      std::copy_n(from.begin() + 3, bytes, expected.begin() + std::ptrdiff_t(start));
+      CHECK(to == expected);
+    }
+}
+
+TEST_CASE("copies and gathers of arrays that exceed the caches match single elements") {
+  const Axis N("n", 2'100), M("m", 4'097), K("k", 2'050);  // rows that share cache lines
+  const auto x = arange({N, M}, {.dtype = DType::i32}).eval();
+  const auto rolled = roll(x, 1, "m").eval();
+  const auto taken = take(x, "n", (arange(K, {.dtype = DType::i32}) * 7) % int(N.size)).eval();
+  const auto a = rolled.integers(), b = taken.integers();
+  std::int64_t wrong = 0;
+  for (std::int64_t n = 0; n < N.size; ++n)
+    for (std::int64_t m = 0; m < M.size; ++m) {
+      const auto at = std::size_t(n * M.size + m);
+      wrong += a[at] != n * M.size + (m + M.size - 1) % M.size;
+      wrong += n < K.size && b[at] != n * 7 % N.size * M.size + m;
+    }
+  CHECK(wrong == 0);
+}
