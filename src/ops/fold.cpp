@@ -22,10 +22,12 @@ Nodes prod_grad(G o, G g) {
   auto none = number(0, x->dtype), zero = equal(x, none);
   auto is_zero = cast(zero, x->dtype), zeros = select(zero, x, none);
   auto rest = select(zero, number(1, x->dtype), x);
-  auto others = sub(sum_to(is_zero, o->axes), is_zero);  // number of zeros among the other elements
+  auto of_all = [&](const NodePtr& reduced) { return fit(reduced, x->axes); };
+  // number of zeros among the other elements
+  auto others = sub(of_all(sum_to(is_zero, o->axes)), is_zero);
   // product of the nonzero elements among them
-  auto product = div(reduce(Monoid::prod, rest, o->axes), rest);
-  auto vanishing = mul(sub(sum_to(zeros, o->axes), zeros), product);
+  auto product = div(of_all(reduce(Monoid::prod, rest, o->axes)), rest);
+  auto vanishing = mul(sub(of_all(sum_to(zeros, o->axes)), zeros), product);
   return {mul(g, select(equal(others, none), product,
                         select(equal(others, number(1, x->dtype)), vanishing, none)))};
 }
