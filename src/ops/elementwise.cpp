@@ -97,10 +97,17 @@ const Op kDiv = map_op(
       return Nodes{d, neg(mul(d, o))};
     },
     Linear::no, [](auto&, auto k) { return k == 0 ? Linear::one : Linear::no; });
+// Returns x to the power y - 1, or x where y is 0.
+NodePtr next_lower_power(G o) {
+  const auto exponent = sub(y(o), one(o));
+  if (is_number(exponent, 0.5)) return sqrt(x(o));
+  if (is_number(exponent, -0.5)) return rsqrt(x(o));
+  return pow(x(o), select(equal(y(o), number(0, o->dtype)), one(o), exponent));
+}
 const Op kPow = map_op("pow", Code::pow, [](G o, G g) {
   // Both derivatives are finite at 0: by y where x is 0, and by x where y is 0.
   auto zero = number(0, o->dtype), base = select(equal(x(o), zero), one(o), x(o));
-  auto dx = mul(g, mul(y(o), pow(x(o), select(equal(y(o), zero), one(o), sub(y(o), one(o))))));
+  auto dx = mul(g, mul(y(o), next_lower_power(o)));
   return Nodes{dx, mul(g, mul(select(equal(x(o), zero), zero, log(base)), o))};
 });
 // The cotangent flows to the selected operand. If both are equal, each receives half of it, as in

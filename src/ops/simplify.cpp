@@ -22,6 +22,7 @@ template <class F> NodePtr folded(const NodeSpec& d, F f) {
   return filled(f(real_of(*x(d)), real_of(*y(d))), d.dtype, d.axes);
 }
 NodePtr sum_of_numbers(const NodeSpec& d) { return folded(d, std::plus<>()); }
+NodePtr difference_of_numbers(const NodeSpec& d) { return folded(d, std::minus<>()); }
 NodePtr product_of_numbers(const NodeSpec& d) { return folded(d, std::multiplies<>()); }
 NodePtr quotient_of_numbers(const NodeSpec& d) { return folded(d, std::divides<>()); }
 // Returns an operand if the other one is the identity of the op.
@@ -129,6 +130,7 @@ NodePtr unflatten_of_flatten(const NodeSpec& d) { return reshape_back(d, kFlatte
 const SimplifyRule kRules[] = {
     {"number + number", &kAdd, sum_of_numbers},
     {"x + 0 -> x", &kAdd, plus_zero},
+    {"number - number", &kSub, difference_of_numbers},
     {"x - 0 -> x", &kSub, minus_zero},
     {"number * number", &kMul, product_of_numbers},
     {"x * 1 -> x", &kMul, times_one},

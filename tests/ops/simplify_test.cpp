@@ -47,6 +47,7 @@ std::vector<Example> examples() {
   auto line = arange({Flat}).astype(DType::f32).eval().node();
   return {
       {"number + number", map(prim::kAdd, {f32(2), f32(.5)})},
+      {"number - number", map(prim::kSub, {f32(2), f32(.5)})},
       {"x + 0 -> x", map(prim::kAdd, {f32(0), x})},
       {"x - 0 -> x", map(prim::kSub, {x, f32(0)})},
       {"number * number", map(prim::kMul, {f32(2), f32(.5)})},
