@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <set>
 
 namespace haliax::cpu {
@@ -180,9 +179,9 @@ class AssemblePass {
       return;
     }
     auto ops = assembled_ops(group);
-    ops.words.plain = assembled(ops.code);
-    if (!ops.words.plain && group.size() == 1) return out.push_back(group[0]);
-    if (!ops.words.plain) {
+    ops.variants.plain = assembled(ops.code);
+    if (!ops.variants.plain && group.size() == 1) return out.push_back(group[0]);
+    if (!ops.variants.plain) {
       const auto half = group.begin() + std::ptrdiff_t(group.size() / 2);
       emit_group({group.begin(), half}, out);
       emit_group({half, group.end()}, out);
@@ -215,7 +214,8 @@ class AssemblePass {
   std::set<int> non_temporal_;        // values of non-temporal stores
 };
 
-// Marks the values that may be bf16 or bools in memory: loaded so, and read by assembled ops alone.
+// Marks the values that registers hold as memory does, as bf16 or bools: those that are loaded so,
+// and read by assembled ops alone.
 void mark_stored(FusedPlan& plan) {
   auto value = [&](int v) -> Register& { return plan.values[std::size_t(v)]; };
   auto each_op = [&](const auto& f) {
@@ -236,22 +236,8 @@ void mark_stored(FusedPlan& plan) {
   for (auto& ops : plan.assembled)
     for (auto& in : ops.in)
       if (!is_array(in)) value(in.value).stored = Stored::word;
-}
-// Returns the code of ops that read and write values as they are stored. None: all are words.
-std::optional<MapCode> code_as_stored(const FusedPlan& plan, AssembledOps& ops) {
-  MapCode code = ops.code;
-  bool any = false;
-  for (std::size_t k = 0; k < ops.in.size(); ++k)
-    if (const Stored stored = plan.values[std::size_t(ops.in[k].value)].stored;
-        stored != Stored::word) {
-      code.inputs[k].stored = ops.in[k].stored = stored;
-      any = true;
-    }
-  for (std::size_t k = 0; k < ops.out.size(); ++k) {
-    code.outputs[k].stored = ops.out[k].stored;
-    any |= ops.out[k].stored != Stored::word;
-  }
-  return any ? std::optional(code) : std::nullopt;
+  for (auto& ops : plan.assembled)
+    for (auto& out : ops.out) value(out.value).stored = Stored::word;  // rounded in place
 }
 AssembledCode with_non_temporal_stores(const AssembledOps& ops, MapCode code) {
   bool any = false;
@@ -259,22 +245,36 @@ AssembledCode with_non_temporal_stores(const AssembledOps& ops, MapCode code) {
     any |= code.outputs[k].non_temporal = ops.out[k].non_temporal;
   return any ? assembled(code) : nullptr;
 }
+// Sets the code of the ops, which read and write their arrays as these are stored. Returns false if
+// the registers do not suffice.
+bool assemble_as_stored(const FusedPlan& plan, AssembledOps& ops) {
+  for (std::size_t k = 0; k < ops.in.size(); ++k)
+    ops.code.inputs[k].stored = ops.in[k].stored = plan.values[std::size_t(ops.in[k].value)].stored;
+  for (std::size_t k = 0; k < ops.out.size(); ++k) ops.code.outputs[k].stored = ops.out[k].stored;
+  ops.variants.plain = assembled(ops.code);
+  ops.variants.non_temporal = with_non_temporal_stores(ops, ops.code);
+  return ops.variants.plain != nullptr;
+}
+// Lets all ops read and write words.
+void store_words(FusedPlan& plan) {
+  for (auto& value : plan.values) value.stored = Stored::word;
+  for (auto& ops : plan.assembled)
+    for (auto& out : ops.out) out.stored = Stored::word;
+  for (Tape& tape : plan.inner)
+    for (Op& op : tape) op.stored = Stored::word;
+}
 
 }  // namespace
 
 void assemble_variants(FusedPlan& plan) {
-  const bool as_stored = can_assemble_as_stored();
-  if (as_stored) mark_stored(plan);
-  for (auto& ops : plan.assembled) {
+  for (auto& ops : plan.assembled)
     for (auto& out : ops.out)
       out.non_temporal = out.into >= 0 && plan.accesses[std::size_t(out.into)].non_temporal;
-    ops.words.non_temporal = with_non_temporal_stores(ops, ops.code);
-    if (!as_stored) continue;
-    if (auto code = code_as_stored(plan, ops)) {
-      ops.as_stored.plain = assembled(*code);
-      ops.as_stored.non_temporal = with_non_temporal_stores(ops, *code);
-    }
-  }
+  if (can_assemble_as_stored()) mark_stored(plan);
+  const auto assemble_ops = [&](AssembledOps& ops) { return assemble_as_stored(plan, ops); };
+  if (std::all_of(plan.assembled.begin(), plan.assembled.end(), assemble_ops)) return;
+  store_words(plan);
+  std::for_each(plan.assembled.begin(), plan.assembled.end(), assemble_ops);
 }
 
 void assemble(FusedPlan& plan) {

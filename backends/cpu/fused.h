@@ -56,6 +56,15 @@ struct MapOp {
   DType to = DType::f32;          // dtype of the result
 };
 
+// How the elements of an array are stored: in the four bytes of a lane, or in fewer.
+enum class Stored : std::uint8_t { word, bf16, boolean };
+constexpr std::int64_t bytes_of(Stored s) {
+  return s == Stored::word ? 4 : s == Stored::bf16 ? 2 : 1;
+}
+constexpr Stored stored_as(DType d) {
+  return d == DType::bf16 ? Stored::bf16 : d == DType::boolean ? Stored::boolean : Stored::word;
+}
+
 struct Op {
   enum Kind : std::uint8_t {
     map,       // a kernel over all elements
@@ -92,17 +101,9 @@ struct Op {
   FetchingKernel fetching = nullptr;  // map: used instead of `kernel`
   LoadRows load_rows = nullptr;
   StoreRows store_rows = nullptr;
+  Stored stored = Stored::word;  // store: the elements of the value; otherwise those of memory
 };
 using Tape = std::vector<Op>;
-
-// How the elements of an array are stored: in the four bytes of a lane, or in fewer.
-enum class Stored : std::uint8_t { word, bf16, boolean };
-constexpr std::int64_t bytes_of(Stored s) {
-  return s == Stored::word ? 4 : s == Stored::bf16 ? 2 : 1;
-}
-constexpr Stored stored_as(DType d) {
-  return d == DType::bf16 ? Stored::bf16 : d == DType::boolean ? Stored::boolean : Stored::word;
-}
 
 // Several ops as one function (assemble.h), for one element. Values are numbered: inputs first,
 // then the result of each op. For example, exp(x - y) for an array x and a scalar y has the inputs
@@ -139,21 +140,20 @@ struct AssembledOps {
   struct Input {
     int value;
     Broadcast broadcast;
-    Stored stored = Stored::word;  // in memory, if that is dense
+    Stored stored = Stored::word;
     friend bool operator==(const Input&, const Input&) = default;
   };
   struct Output {
     int value;
-    int into = -1;                 // as Op::into
-    Stored stored = Stored::word;  // in that memory
+    int into = -1;  // as Op::into
+    Stored stored = Stored::word;
     bool non_temporal = false;
   };
   std::vector<Input> in;
   std::vector<Output> out;
   bool by_row = false;  // called once per row
   MapCode code;
-  AssembledVariants words;      // all arrays are words
-  AssembledVariants as_stored;  // arrays of bf16 and of bools are read and written in memory
+  AssembledVariants variants;
 };
 
 // The storage of a value.
@@ -161,10 +161,9 @@ struct Register {
   enum Home : std::uint8_t { none, pool, outer, inner };
   Home home = none;
   LaneType lane = LaneType::f32;
-  Extent extent = Extent::one;  // number of values
-  std::int64_t offset = 0;      // in bytes, in the pool or the workspace
-  // the elements of the memory that the value may alias, because only assembled ops read it
-  Stored stored = Stored::word;
+  Extent extent = Extent::one;   // number of values
+  std::int64_t offset = 0;       // in bytes, in the pool or the workspace
+  Stored stored = Stored::word;  // otherwise a load, which only assembled ops read
 };
 
 struct FusedPlan {

@@ -66,14 +66,14 @@ struct InPlace {
     return op.in[0] == op.out && !is_widened(dtype);
   }
   // Lets output `output` of the assembled op `maker` be written by that op.
-  void store_assembled(const Tape& tape, std::size_t maker, AssembledOps::Output& output,
+  void store_assembled(Tape& tape, std::size_t maker, AssembledOps::Output& output,
                        std::size_t at) const {
     const Access& to = access(tape[at].access);
     // a bf16 or bool in memory replaces the value of a lane, so no other op may read it
     const bool is_alone = reads[static_cast<std::size_t>(output.value)] == 1;
     if (output.into >= 0 || (is_widened(to.dtype) && !is_alone) || is_read(tape, maker, to)) return;
     output.into = tape[at].access;
-    output.stored = stored_as(to.dtype);
+    output.stored = tape[at].stored = stored_as(to.dtype);
   }
   // The same for a map, and for the pokes after it, which change single elements.
   void store_map(Tape& tape, std::size_t at) const {

@@ -205,48 +205,19 @@ void TapePlayer::schedule_prefetch(const Access& access, const std::byte* memory
   ahead_.set(memory + offset * haliax::bytes_of(access.dtype), bytes);
 }
 
-// Returns true if all values that are stored in less than words are dense in memory. Otherwise
-// loads the dense inputs into registers.
-bool TapePlayer::are_as_stored(const Op& op, const AssembledOps& ops, std::int64_t points) {
-  bool all = ops.as_stored.plain != nullptr;
-  for (auto& in : ops.in)
-    all &= in.stored == Stored::word ||
-           values.value(in.value) != values.home_of(std::size_t(in.value));
-  for (auto& out : ops.out) {
-    if (out.stored == Stored::word) continue;
-    values.use_store_memory(op, out.value, out.into, points);
-    all &= values.value(out.value) != values.home_of(std::size_t(out.value));
-  }
-  if (all) return true;
-  for (auto& in : ops.in) {
-    void*& x = values.value(in.value);
-    const auto home = values.home_of(std::size_t(in.value));
-    if (in.stored == Stored::word || x == home) continue;
-    const auto extent = values.plan.values[std::size_t(in.value)].extent;
-    const DType dtype = in.stored == Stored::bf16 ? DType::bf16 : DType::boolean;
-    kernels().load(dtype)(home, x, 1, points_of(extent, values.tile.outer, values.tile.inner));
-    x = home;
-  }
-  for (auto& out : ops.out)
-    if (out.stored != Stored::word)
-      values.value(out.value) = values.home_of(std::size_t(out.value));
-  return false;
-}
 // Returns the variant for outputs at their present addresses. A non-temporal store needs a full
 // cache line: rows of n elements must not share one.
-AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool as_stored, bool by_row,
-                                   std::int64_t n) const {
+AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool by_row, std::int64_t n) const {
   constexpr std::int64_t line = 64;
-  const AssembledVariants& variants = as_stored ? ops.as_stored : ops.words;
-  bool fits = variants.non_temporal != nullptr;
+  bool fits = ops.variants.non_temporal != nullptr;
   for (auto& out : ops.out) {
     if (!fits || !out.non_temporal) continue;
     void* const to = values.values[out.value];
-    const std::int64_t row = n * bytes_of(as_stored ? out.stored : Stored::word);
+    const std::int64_t row = n * bytes_of(out.stored);
     fits = to != values.home_of(std::size_t(out.value)) && (!by_row || row % line == 0) &&
            reinterpret_cast<std::uintptr_t>(to) % line == 0;
   }
-  return fits ? variants.non_temporal : variants.plain;
+  return fits ? ops.variants.non_temporal : ops.variants.plain;
 }
 // Calls an assembled function once for all elements, or once per row (by_row).
 void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
@@ -254,26 +225,22 @@ void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
   const AssembledOps& ops = values.plan.assembled[std::size_t(op.assembled_index)];
   const std::int64_t rows = ops.by_row ? values.rows() : 1,
                      n = ops.by_row ? values.columns() : points;
-  const bool as_stored = are_as_stored(op, ops, points);
-  const auto row_bytes = [&](const auto& array) {
-    return n * bytes_of(as_stored ? array.stored : Stored::word);
-  };
   AssembledArguments arguments(n);
   for (auto& in : ops.in) {
     auto* x = static_cast<std::uint32_t*>(values.value(in.value));
     if (in.broadcast == Broadcast::each)
-      arguments.add_array(x, row_bytes(in));
+      arguments.add_array(x, n * bytes_of(in.stored));
     else if (in.broadcast == Broadcast::along_row)
       arguments.add_array(x, 0);
     else
       arguments.add_scalar(x, in.broadcast == Broadcast::of_row);
   }
   for (auto& out : ops.out)  // after the inputs, because a value may be both
-    if (out.stored == Stored::word) values.use_store_memory(op, out.value, out.into, points);
-  for (auto& out : ops.out) arguments.add_array(values.value(out.value), row_bytes(out));
+    values.use_store_memory(op, out.value, out.into, points);
+  for (auto& out : ops.out) arguments.add_array(values.value(out.value), n * bytes_of(out.stored));
 
   AssembledCall& call = arguments.call;
-  const auto code = code_for(ops, as_stored, rows > 1, n);
+  const auto code = code_for(ops, rows > 1, n);
   for (std::int64_t row = 0;;) {
     if (!ops.code.fetches_inputs) {
       const void* prefetch = ahead_.next_lines(n / 16);
@@ -289,8 +256,8 @@ void TapePlayer::load(const Op& op, std::int64_t n) {
   Runs runs;
   const std::int64_t bytes = haliax::bytes_of(access.dtype);
   std::byte* memory = values.memory_of(op, op.access, runs);
-  if ((access.direct && (runs.count == 0 || dense(runs, n))) ||
-      (values.plan.values[std::size_t(op.out)].stored != Stored::word && dense(runs, n))) {
+  const bool as_stored = values.plan.values[std::size_t(op.out)].stored != Stored::word;
+  if ((access.direct && (runs.count == 0 || dense(runs, n))) || (as_stored && dense(runs, n))) {
     values.value(op.out) = memory;
     schedule_prefetch(access, memory, n * bytes);
     return;
@@ -303,10 +270,15 @@ void TapePlayer::load(const Op& op, std::int64_t n) {
     return;
   }
   char* reg = static_cast<char*>(values.value(op.out) = values.home_of(std::size_t(op.out)));
-  const int width = cpu::bytes_of(op.lane);
+  const auto width = as_stored ? bytes : cpu::bytes_of(op.lane);
   runs.each_rows([&](std::int64_t offset, std::int64_t position, RowStrides strides,
                      std::int64_t rows, std::int64_t count) {
-    op.load_rows(reg + position * width, memory + offset * bytes, strides, rows, count);
+    void* const to = reg + position * width;
+    const void* const from = memory + offset * bytes;
+    if (as_stored)
+      kernels().copy_rows(int(bytes), to, {count, 1}, from, strides, rows, count);
+    else
+      op.load_rows(to, from, strides, rows, count);
   });
 }
 void TapePlayer::store(const Op& op) {
@@ -316,13 +288,19 @@ void TapePlayer::store(const Op& op) {
   std::byte* memory = values.memory_of(op, op.access, runs);
   const char* reg = static_cast<const char*>(values.value(op.in[0]));
   if (static_cast<const void*>(reg) == memory) return;  // written there directly
-  const int width = cpu::bytes_of(lane_type_of(access.dtype));
+  const bool as_stored = op.stored != Stored::word;
+  const auto width = as_stored ? bytes : cpu::bytes_of(lane_type_of(access.dtype));
   const std::int64_t n = points_of(op.extent, values.tile.outer, values.tile.inner);
   if (access.non_temporal && width == bytes && dense(runs, n))
     return copy_non_temporal(memory, reinterpret_cast<const std::byte*>(reg), n * bytes);
   runs.each_rows([&](std::int64_t offset, std::int64_t position, RowStrides strides,
                      std::int64_t rows, std::int64_t count) {
-    op.store_rows(memory + offset * bytes, strides, reg + position * width, rows, count);
+    void* const to = memory + offset * bytes;
+    const void* const from = reg + position * width;
+    if (as_stored)
+      kernels().copy_rows(int(bytes), to, strides, from, {count, 1}, rows, count);
+    else
+      op.store_rows(to, strides, from, rows, count);
   });
 }
 void TapePlayer::iota(const Op& op) {

@@ -33,9 +33,7 @@ class TapePlayer {
   void check_zero(const Op& op);
 
   void call(const Op& op, void* out, const void* const* in, std::int64_t n);
-  bool are_as_stored(const Op& op, const AssembledOps& ops, std::int64_t points);
-  AssembledCode code_for(const AssembledOps& ops, bool as_stored, bool by_row,
-                         std::int64_t n) const;
+  AssembledCode code_for(const AssembledOps& ops, bool by_row, std::int64_t n) const;
   void schedule_prefetch(const Access& access, const std::byte* memory, std::int64_t bytes);
   std::int64_t pitch_of(int v) const;
   template <class F> void each_picked(const Op& op, int ids, const F& f);

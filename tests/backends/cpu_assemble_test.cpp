@@ -67,7 +67,7 @@ TEST_CASE("cpu: a comparison alone is assembled, and stores bools in memory") {
   const cpu::Context context{c.program, static_cast<int>(c.program.slots.size()), 1};
   const auto plan = cpu::plan_fused(f, &context);
   REQUIRE(plan.assembled.size() == 1);
-  CHECK((plan.assembled.at(0).as_stored.plain != nullptr));
+  CHECK(plan.assembled.at(0).out.at(0).stored == cpu::Stored::boolean);
 }
 
 // Sums, products and extremes over two elements, which are computed as x0 op x1.

@@ -525,8 +525,8 @@ TEST_CASE("cpu: consecutive ops are merged, and read and write bf16 in place") {
     if (!cpu::can_assemble()) continue;
     CHECK(plan.assembled.size() == 1);
     CHECK(plan.inner[0].size() == 3);  // x, all ops, a store
-    CHECK((plan.assembled.at(0).as_stored.plain != nullptr) ==
-          (dtype == DType::bf16 && cpu::can_assemble_as_stored()));
+    const bool as_stored = dtype == DType::bf16 && cpu::can_assemble_as_stored();
+    CHECK((plan.assembled.at(0).out.at(0).stored == cpu::Stored::bf16) == as_stored);
     CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0],
                      c.run(*reference::make_reference_device())[0],
                      dtype == DType::bf16 ? 8e-3 : 1e-6) == "");
