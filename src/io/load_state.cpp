@@ -149,22 +149,28 @@ class Matching {
   template <class Text> void report(const Text& text) {
     if (problems_++ < kListed) texts_.push_back(text());
   }
+  // Returns the first line of an error with several differences.
+  std::string title() const {
+    if (problems_ == 0) return "the layers do not match:";
+    return fmt::format("{} tensor{} not match:", problems_, problems_ == 1 ? " does" : "s do");
+  }
   void raise() const {
     if (problems_ == 0 && about_layers_.empty()) return;
-    std::string text;
-    if (problems_ > 0)
-      text = fmt::format("{} tensor{} not match:", problems_, problems_ == 1 ? " does" : "s do");
-    else
-      text = "the layers do not match:";
-    for (auto& line : about_layers_) text += "\n  " + line;
-    for (auto& line : texts_) text += "\n  " + line;
-    if (options_.allow_unused) {  // a renamed field is one that is missing and one that is unused
+    auto lines = about_layers_;
+    lines.insert(lines.end(), texts_.begin(), texts_.end());
+    // a renamed field is one that is missing and one that is unused
+    if (options_.allow_unused && (!wrong_.missing.empty() || !about_layers_.empty())) {
       const auto shown = std::min(kListed - texts_.size(), wrong_.unused.size());
-      for (std::size_t i = 0; i < shown; ++i) text += "\n  " + wrong_.unused[i] + " is unexpected";
+      for (std::size_t i = 0; i < shown; ++i) lines.push_back(wrong_.unused[i] + " is unexpected");
     }
-    if (problems_ > kListed) text += fmt::format("\n  and {} more", problems_ - kListed);
+    if (problems_ > kListed) lines.push_back(fmt::format("and {} more", problems_ - kListed));
+    const bool one = lines.size() == 1;
+    auto text = one ? lines[0] : title();
+    if (!one)
+      for (auto& line : lines) text += "\n  " + line;
     if (!accepting_.empty())
-      text += fmt::format("\n{{.{}}} accepts this", fmt::join(accepting_, ", ."));
+      text +=
+          fmt::format("{}{{.{}}} accepts this", one ? "; " : "\n", fmt::join(accepting_, ", ."));
     fail(op_, text);
   }
 
