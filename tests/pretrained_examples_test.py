@@ -129,7 +129,8 @@ class PretrainedExamples(unittest.TestCase):
     def test_finetune_learns_and_writes_folders(self):
         text = self.folder.parent / "text.txt"
         text.write_text("Arrays have names.\nNames have sizes.\n\n" * 200)
-        for options in [], ["--lora", 2], ["--mesh", "data=2", "--accumulate", 2]:
+        for options in ([], ["--lora", 2, "--modules", "h.*c_attn"],
+                        ["--mesh", "data=2", "--accumulate", 2]):
             with self.subTest(options):
                 out = self.folder.parent / f"out{len(options)}{options[:1]}"
                 log = out.with_suffix(".jsonl")
@@ -142,6 +143,9 @@ class PretrainedExamples(unittest.TestCase):
                 self.assertNotEqual(self.generated(out), self.generated(self.folder))
                 self.assertEqual((out / "adapter/adapter_model.safetensors").exists(),
                                  "--lora" in options)
+                if "--lora" in options:
+                    config = json.loads((out / "adapter/adapter_config.json").read_text())
+                    self.assertEqual(config["target_modules"], ["transformer.h.0.attn.c_attn"])
 
     def test_finetune_keeps_the_files_of_the_tokenizer_and_of_generation(self):
         text, out = self.folder.parent / "text.txt", self.folder.parent / "out"

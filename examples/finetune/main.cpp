@@ -80,6 +80,17 @@ void create_folder(const std::string& folder) {
   if (failed) throw Error("[finetune] cannot create " + folder + ": " + failed.message());
 }
 
+// Returns the names of the layers with an adapter. In PEFT, each layer of a stack has a name of its
+// own.
+std::vector<std::string> layers_of(const TensorFile& adapter) {
+  const std::string before = "base_model.model.", after = ".lora_A.weight";
+  std::vector<std::string> names;
+  for (auto& t : adapter.tensors)
+    if (t.name.starts_with(before) && t.name.ends_with(after))
+      names.push_back(t.name.substr(before.size(), t.name.size() - before.size() - after.size()));
+  return names;
+}
+
 // Writes the adapters as PEFT saves them.
 void write_adapter(const Options& o, const TensorFile& adapter, const ModelConfig& config) {
   const auto folder = o.out + "/adapter";
@@ -91,14 +102,14 @@ void write_adapter(const Options& o, const TensorFile& adapter, const ModelConfi
       {"base_model_name_or_path", o.folder},
       {"r", o.train.rank},
       {"lora_alpha", 2 * o.train.rank},
-      {"target_modules", o.train.modules},
+      {"target_modules", layers_of(adapter)},
       {"fan_in_fan_out",
        config.architecture() == "GPT2LMHeadModel"}}.dump(2);
 }
 
 template <class Model> void save(const Options& o, const Model& model) {
   if (o.out.empty()) return;
-  const auto config = load_config(o.folder);
+  const auto config = models::config_of(o.folder);
   save_pretrained(o.out, nn::merge_lora(model), config);
   TensorFile adapter;  // all ranks gather it
   if (o.train.rank > 0)
