@@ -135,11 +135,26 @@ Model pretrained(const std::string& folder, Model like, DType dtype,
   auto cast = [&](const NamedArray& a) { return is_float(a.dtype()) ? a.astype(dtype) : a; };
   return load_pretrained(folder, tree_map(cast, like), {.base_prefix = base_prefix});
 }
-// Returns the configuration of a folder. Raises if there is no model of its architecture here.
+// Returns the configuration of a folder. Its architecture is the class with a head, also if the
+// file names only the type of the model, or the class without a head. Raises if there is no model
+// of its architecture here.
 inline ModelConfig config_of(const std::string& folder) {
+  struct Class {
+    const char *with_head, *without_head, *model_type;
+  };
+  const Class classes[] = {{"GPT2LMHeadModel", "GPT2Model", "gpt2"},
+                           {"LlamaForCausalLM", "LlamaModel", "llama"},
+                           {"MixtralForCausalLM", "MixtralModel", "mixtral"},
+                           {"Qwen3MoeForCausalLM", "Qwen3MoeModel", "qwen3_moe"}};
   auto config = load_config(folder);
-  config.architecture(
-      {"GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"});
+  const auto name = config.architecture();
+  std::vector<std::string> known;
+  for (auto& c : classes) {
+    known.emplace_back(c.with_head);
+    if (name == c.without_head || name == c.model_type)
+      config.set("architectures", std::vector<std::string>{c.with_head});
+  }
+  config.architecture(known);
   return config;
 }
 // Returns f(model), for the model in a folder.
@@ -148,7 +163,7 @@ template <class F> auto with_pretrained(const std::string& folder, DType dtype, 
   const auto architecture = config.architecture();
   // The initial weights are not computed: an array is computed when it is read.
   const auto key = random::key(0);
-  auto decoder = [&](const auto& like) { return f(pretrained(folder, like, dtype, "")); };
+  auto decoder = [&](const auto& like) { return f(pretrained(folder, like, dtype, "model")); };
   if (architecture == "GPT2LMHeadModel")
     return f(
         pretrained(folder, GPT2LMHeadModel::init(gpt2_config(config), key), dtype, "transformer"));

@@ -1,18 +1,20 @@
 // Folders of Hugging Face as models of examples/models, by their config.json.
 #include "examples/models/pretrained.h"
 
+#include <fstream>
+
 #include "models/recorded.h"
+#include "support/folder.h"
 
 using namespace haliax;
 using namespace haliax::testing;
 
 namespace {
 
-// Logits without and with a cache equal those of transformers.
-void check_folder(const std::string& name) {
+// Logits of a folder without and with a cache equal those of transformers for the golden model.
+void check_folder(const std::string& folder, const std::string& name) {
   CAPTURE(name);
-  const std::string folder = golden_dir() + "/models/" + name;
-  const auto cases = read_safetensors(folder + "/cases.safetensors");
+  const auto cases = read_safetensors(golden_dir() + "/models/" + name + "/cases.safetensors");
   const Axis Batches("batches", 4), Batch("batch", 4), Pos("pos", 16);
   auto ids = from_tensor(cases.at("inputs.input_ids"), {Batches, Batch, Pos});
   auto row = at(at(ids, Batches, 0), Batch, 0).eval();
@@ -43,7 +45,30 @@ std::string message(const char* name, const char* key, const T& value, F reader)
 }  // namespace
 
 TEST_CASE("pretrained models have the logits of transformers") {
-  for (auto* name : {"gpt2", "llama", "llama_tied", "mixtral", "qwen3_moe"}) check_folder(name);
+  for (auto* name : {"gpt2", "llama", "llama_tied", "mixtral", "qwen3_moe"})
+    check_folder(golden_dir() + "/models/" + name, name);
+}
+TEST_CASE(
+    "folders of models without a head, and without architectures, have the model of their type") {
+  for (auto* name : {"gpt2", "llama_tied"}) {
+    const std::string golden = golden_dir() + "/models/" + name;
+    const std::string base = std::string(name) == "gpt2" ? "transformer." : "model.";
+    auto file = read_safetensors(golden + "/model.safetensors");
+    for (auto& t : file.tensors)
+      if (t.name.starts_with(base)) t.name.erase(0, base.size());
+    const auto config = load_config(golden);
+    const auto check = [&](ModelConfig changed) {
+      Folder folder;
+      write_safetensors(folder / "model.safetensors", file);
+      std::ofstream(folder / "config.json") << changed.json();
+      check_folder(folder.path, name);
+      CHECK(models::config_of(folder.path).architecture() == config.architecture());
+    };
+    const auto type = config.get<std::string>("model_type");
+    const std::string without_head = type == "gpt2" ? "GPT2Model" : "LlamaModel";
+    check(ModelConfig(config).set("architectures", std::vector<std::string>{without_head}));
+    check(ModelConfig(config).erase("architectures"));
+  }
 }
 TEST_CASE("configurations that a model does not support raise") {
   auto contains = [](const std::string& text, const char* part) {
