@@ -112,7 +112,10 @@ inline LlamaConfig llama_config(const ModelConfig& c) {
 
 inline MixtralConfig mixtral_config(const ModelConfig& c) {
   refuse(c.has("sliding_window"), c, "a sliding window", "sliding_window must be null");
-  return {llama_config(c), c.get("num_local_experts", std::int64_t(8)),
+  auto sizes = c;
+  if (!c.has("rope_theta")) sizes.set("rope_theta", 1e6);
+  if (!c.has("rms_norm_eps")) sizes.set("rms_norm_eps", 1e-5);
+  return {llama_config(sizes), c.get("num_local_experts", std::int64_t(8)),
           c.get("num_experts_per_tok", std::int64_t(2)), true};
 }
 inline MixtralConfig qwen3_moe_config(const ModelConfig& c) {

@@ -70,6 +70,13 @@ TEST_CASE(
     check(ModelConfig(config).erase("architectures"));
   }
 }
+TEST_CASE("a mixtral without numbers of rotary positions and norms has those of transformers") {
+  auto config = load_config(golden_dir() + "/models/mixtral");
+  for (auto* key : {"rope_parameters", "rope_theta", "rms_norm_eps"}) config.erase(key);
+  CHECK(models::mixtral_config(config).rope_theta == 1e6);
+  CHECK(models::mixtral_config(config).rms_norm_eps == 1e-5);
+  CHECK(models::llama_config(config).rope_theta == 1e4);
+}
 TEST_CASE("configurations that a model does not support raise") {
   auto contains = [](const std::string& text, const char* part) {
     CAPTURE(text);
