@@ -138,6 +138,14 @@ struct Routing {
   }
   // (slot): the position of each pair in the order
   NamedArray place() const { return argsort(order, Slot); }
+  // (slot): the weight of each pair, sorted by expert
+  NamedArray sorted_weights() const {
+    return take(flatten_axes(weights, {Token.name, Choice.name}, Slot), Slot, order);
+  }
+  // Returns results by pair, sorted by expert, as (token, choice, embed).
+  NamedArray by_token(const NamedArray& results) const {
+    return unflatten_axis(take(results, Slot, place()), Slot, {Token, Choice});
+  }
   // Sums the results of the choices, (slot, embed), to (token, embed).
   NamedArray mixed(const NamedArray& results) const {
     return dot(unflatten_axis(results, Slot, {Token, Choice}), astype(weights, results.dtype()),
@@ -258,8 +266,13 @@ NamedArray MoE::operator()(Arr x) const {
     const Routing to(*this, tokens, Token);
     auto rows = take(tokens, Token, floor_divide(to.order, experts_per_token));
     auto hidden = activation(gate(rows, to.sizes)) * up(rows, to.sizes);
-    auto results = down(hidden, to.sizes);
-    y = to.mixed(take(results, to.Slot, to.place()));
+    if (down.bias) {
+      y = to.mixed(take(down(hidden, to.sizes), to.Slot, to.place()));
+    } else {
+      // Weights of the hidden features: the gradient then needs no results of the experts.
+      hidden = hidden * astype(to.sorted_weights(), hidden.dtype());
+      y = sum(to.by_token(down(hidden, to.sizes)), to.Choice);
+    }
     y = others.empty() ? at(y, Token, 0) : unflatten_axis(y, Token, others);
   }
   return rearrange(astype(y, x.dtype()), names_of(shown));

@@ -60,6 +60,34 @@ TEST_CASE("MoE is the weighted sum of the chosen experts, with gradients and ske
   CHECK(largest(m(one) - haliax::at(haliax::at(m(x), Batch, 0), Pos, 0)) < 1e-5);
 }
 
+TEST_CASE("a bias of the last layer of MoE is weighted as its results are") {
+  auto x = random::normal(random::key(1), {Batch, Pos, Embed});
+  for (bool normalize : {true, false}) {
+    auto m = nn::MoE::init(Experts, Embed, Mlp, random::key(0), {.normalize = normalize});
+    auto [weights, ids] = top_k(softmax(m.router(x), Experts), Experts, 2, "choice");
+    auto share = normalize ? ones({Batch, Pos}) : sum(weights, "choice");
+    auto expected = m(x) + broadcast_axis(share, Embed) * arange(Embed);
+    m.down.bias = arange(Embed).astype(DType::f32);
+    CHECK(largest(m(x) - expected) < 1e-5);
+  }
+}
+TEST_CASE("the gradient of MoE does not compute the results of the experts") {
+  auto m = nn::MoE::init(Experts, Embed, Mlp, random::key(0));
+  auto x = random::normal(random::key(1), {Token, Embed}).eval();
+  auto f = jit([](const nn::MoE& layer, const NamedArray& in, const NamedArray& cotangent) {
+    using Both = std::pair<nn::MoE, NamedArray>;
+    return vjp([](const Both& t) { return t.first(t.second); }, Both(layer, in)).second(cotangent);
+  });
+  f(m, x, x);
+  const auto program = f.report().program;
+  int contractions = 0;
+  for (auto at = program.find("\nragged_"); at != program.npos;
+       at = program.find("\nragged_", at + 1))
+    ++contractions;
+  // gate and up, and two for the gradient of each layer
+  CHECK_MESSAGE(contractions == 8, program);
+}
+
 TEST_CASE("MoE on a mesh equals one device, with experts or tokens sharded, and skewed routing") {
   auto x = abs(random::normal(random::key(1), {Batch.resize(4), Pos, Embed})).eval();
   auto m = nn::MoE::init(Experts, Embed, Mlp, random::key(0));
