@@ -270,7 +270,7 @@ class TileChooser {
   // give boxes of (13, 300).
   std::int64_t split(int first, int last, std::int64_t points) {
     std::int64_t taken = 1;
-    bool is_full = false;  // the box is as large as wanted; it has one position of further dims
+    bool is_full = false;  // the box has enough elements, and one position of the dims that remain
     for (int d = last - 1; d >= first; --d) {
       const std::int64_t n = plan_.size[d];
       std::int64_t box = 1;

@@ -40,7 +40,7 @@ bool is_read(DType type) { return type == DType::f32 || type == DType::bf16; }
 // Splits n, and k if there are too few tasks otherwise.
 void choose_blocks(GemvPlan& plan) {
   const std::int64_t n = plan.n.n, k = plan.k.n, matrices = points(plan.outer),
-                     most_tasks = std::max<std::int64_t>(1, n * k / enough);  // of a matrix
+                     most_tasks = std::max<std::int64_t>(1, n * k / enough);  // per matrix
   plan.k_block = k;
   if (plan.rows_are_n) {
     const std::int64_t tasks =
@@ -116,9 +116,9 @@ class GemvStep final : public CompiledStep {
     const std::byte *x, *w;
     std::byte* out;
     float* partial;              // (outer element, part of k, n); null if k is not split
-    const unsigned char* flags;  // of the block mask; null: all blocks are computed
+    const unsigned char* flags;  // the block mask; null: all blocks are computed
   };
-  // Some columns of one product, and a range of k.
+  // A range of columns and of k, for one element of the outer dims.
   struct Range {
     std::int64_t outer_element, n, columns, k, depth;
   };

@@ -1,9 +1,9 @@
 // Kernels: loops over short runs of values, compiled for several instruction sets. `kernels()`
 // returns the best set for the machine.
 //
-// A register is an array that holds the values of one instruction for one tile. Narrow dtypes are
-// widened on load: bf16 and f16 become f32 (rounded after each instruction), i8 and i16 become i32,
-// and u8, u16 and bool become u32.
+// A register is an array that holds the values of one instruction for one tile. Dtypes of 8 and 16
+// bits are widened on load: bf16 and f16 become f32 (rounded after each instruction), i8 and i16
+// become i32, and u8, u16 and bool become u32.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -24,7 +24,7 @@ std::uint8_t float_predicate(Code c) {
          : c == Code::equal      ? float_compare::equal
                                  : float_compare::not_equal;
 }
-std::uint8_t integer_predicate(Code c) {  // of vpcmpd and vpcmpud
+std::uint8_t integer_predicate(Code c) {  // for vpcmpd and vpcmpud
   return c == Code::equal ? 0 : c == Code::less ? 1 : c == Code::less_equal ? 2 : 4;
 }
 // Returns true for an op on bools that yields a test if both operands are tests.
