@@ -23,13 +23,13 @@ class Emit {
   virtual Place result() = 0;                        // place of the node that is lowered
   virtual void zero(const Place&, const Axes&) = 0;  // fills a place with 0
   // Fills a place with a scalar.
-  virtual void fill(const Place&, const Axes&, const NodePtr& number) = 0;
+  virtual void fill(const Place&, const Axes&, NodeRef number) = 0;
   virtual void copy(const Place& from, const Place& to, const Axes&) = 0;
   virtual void push(program::Step) = 0;
   // Returns the term that a scalar start adds to an offset: start * stride, with the start clamped
   // to [0, limit]. The start is a loop index or a scalar in memory. A constant start yields a term
   // without loop and slot, whose `stride` is the offset.
-  virtual program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) = 0;
+  virtual program::Term term(NodeRef start, std::int64_t stride, std::int64_t limit) = 0;
 
   // Returns a view of a place over `dims`. Axes match by name; a dim that the place lacks has
   // stride 0.

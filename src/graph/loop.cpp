@@ -20,7 +20,7 @@ bool is_cheap(const Op& op) { return op.kind == Kind::map ? !is_expensive(op.cod
 
 std::vector<const Node*> Loop::held() const {
   std::vector<const Node*> out;
-  auto add = [&](const NodePtr& n) {
+  auto add = [&](NodeRef n) {
     if (n) out.push_back(n.get());
   };
   for (auto& n : index) add(n);
@@ -57,7 +57,7 @@ bool varies_in(const Node& n, const Loop& l, std::size_t body) {
   return n.varies_with(l.index[0].get()) || n.varies_with(l.index[body].get());
 }
 
-bool is_generated(const NodePtr& root) {
+bool is_generated(NodeRef root) {
   int budget = 12;
   Nodes todo{root};
   while (!todo.empty()) {
@@ -73,14 +73,14 @@ LoopInputs inputs_of(const Loop& l) {
   struct Listed {
     Nodes& nodes;
     std::unordered_set<const Node*> known = {};
-    void add(const NodePtr& n) {
+    void add(NodeRef n) {
       if (known.insert(n.get()).second) nodes.push_back(n);
     }
   };
   LoopInputs out;
   Listed slices{out.slices}, invariants{out.invariants};  // a node may be in both lists
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    traverse(values_of(l, b), [&](const NodePtr& n, PendingNodes& todo) {
+    traverse(values_of(l, b), [&](NodeRef n, PendingNodes& todo) {
       auto& in = n->in;
       if (!varies_in(*n, l, b)) {
         // index of an outer loop, with which this loop varies
@@ -109,7 +109,7 @@ std::size_t add_result(Loop& l, const LoopResult& r) {
 NodePtr make_loop(Loop l) {
   auto found = inputs_of(l);
   Nodes in = found.slices;
-  auto add = [&](const NodePtr& n) {
+  auto add = [&](NodeRef n) {
     if (std::find(in.begin(), in.end(), n) == in.end()) in.push_back(n);
   };
   for (auto& n : found.invariants) add(n);
@@ -119,7 +119,7 @@ NodePtr make_loop(Loop l) {
               {.names = {l.axis.name}, .payload = std::make_shared<Loop>(std::move(l))});
 }
 
-NodePtr loop_result(const NodePtr& loop, std::size_t k) {
+NodePtr loop_result(NodeRef loop, std::size_t k) {
   auto& l = loop_of(*loop);
   auto& r = l.results[k];
   Axes axes = r.value[0]->axes;
@@ -138,7 +138,7 @@ NodePtr loop_result(const NodePtr& loop, std::size_t k) {
 NodePtr make_custom_vjp(Nodes operands, std::shared_ptr<const CustomVjp> c) {
   return make(kCustomVjp, std::move(operands), {}, DType::f32, {.payload = std::move(c)});
 }
-NodePtr custom_vjp_result(const NodePtr& custom, std::size_t k) {
+NodePtr custom_vjp_result(NodeRef custom, std::size_t k) {
   auto& of = custom->in[k];
   return make(kResult, {custom}, of->axes, of->dtype, {.ints = {std::int64_t(k)}});
 }

@@ -77,7 +77,7 @@ const LoopResult* condition_of(const Loop&);
 // Returns the loop of a loop node or of one of its results.
 const Loop& loop_of(const Node&);
 // Returns result k of a loop.
-NodePtr loop_result(const NodePtr& loop, std::size_t k);
+NodePtr loop_result(NodeRef loop, std::size_t k);
 // Prints a graph, one line per node, with loop bodies indented. `memory` lists the axes of some
 // nodes in the order of their layout.
 std::string to_string(const Nodes& roots, const std::unordered_map<const Node*, Axes>& memory = {});
@@ -98,7 +98,7 @@ struct LoopInputs {
 LoopInputs inputs_of(const Loop&);
 // Returns true if the node is cheap to compute from constants and positions alone. Such a node is
 // recomputed where it is read rather than stored.
-bool is_generated(const NodePtr&);
+bool is_generated(NodeRef);
 
 // A custom gradient over several results. The operands are the computed results, then the
 // arguments.
@@ -114,6 +114,6 @@ inline const CustomVjp& custom_vjp_of(const Node& custom) {
   return static_cast<const CustomVjp&>(*custom.attr.payload);
 }
 NodePtr make_custom_vjp(Nodes operands, std::shared_ptr<const CustomVjp>);
-NodePtr custom_vjp_result(const NodePtr& custom, std::size_t k);
+NodePtr custom_vjp_result(NodeRef custom, std::size_t k);
 
 }  // namespace haliax

@@ -26,6 +26,7 @@ namespace haliax {
 using program::Code;
 using program::Monoid;
 using Nodes = std::vector<NodePtr>;
+using NodeRef = const NodePtr&;  // a parameter; the caller keeps the node alive
 
 // The rule of an op along one axis of an operand or of its result. Meshes and chunks partition the
 // iteration space of an op. The iteration space has the axes of the result and of the operands,
@@ -97,7 +98,7 @@ struct Op {
   Code code = Code::constant;  // map, reduce
   Linear linear = Linear::no;
   // Returns the cotangents of the inputs, in matching axes; null for an input without one.
-  Nodes (*grad)(const NodePtr& out, const NodePtr& g) = nullptr;
+  Nodes (*grad)(NodeRef out, NodeRef g) = nullptr;
   // Kind::view: returns the place of the result
   Place (*view)(const Node&, const Place& in, Emit&) = nullptr;
   void (*lower)(const Node&, Emit&) = nullptr;  // Kind::step: pushes the steps
@@ -124,9 +125,9 @@ struct Op {
   std::string (*fault)(const Node&) = nullptr;
   // Returns the same value as ops that need only blocks of an axis that this op needs in full.
   // `blocks` is their number. Returns null if the op has no such form.
-  NodePtr (*blockwise)(const NodePtr&, Name axis, int blocks) = nullptr;
+  NodePtr (*blockwise)(NodeRef, Name axis, int blocks) = nullptr;
   // The same as a scan over the blocks; see ops/block_scan.h.
-  std::optional<BlockScan> (*block_scan)(const NodePtr&, const Nodes& picked) = nullptr;
+  std::optional<BlockScan> (*block_scan)(NodeRef, const Nodes& picked) = nullptr;
   // Leaf, view: recomputed where it is read. Map: free to recompute on a mesh.
   bool cheap = false;
 };

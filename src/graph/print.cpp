@@ -27,7 +27,7 @@ class GraphPrinter {
   std::string text_;
   std::unordered_map<const Node*, std::size_t> number_;
 
-  std::string name(const NodePtr& n) const {
+  std::string name(NodeRef n) const {
     if (!n) return "-";
     return number_.count(n.get()) ? "%" + std::to_string(number_.at(n.get())) : "%?";
   }

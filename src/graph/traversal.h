@@ -92,7 +92,7 @@ void traverse(const Nodes& roots, const Filter& filter, const Visit& visit) {
   append(todo, roots);
   Numbering seen;
   while (!todo.empty()) {
-    const NodePtr& n = *todo.back();
+    NodeRef n = *todo.back();
     todo.pop_back();
     if (filter(*n) && seen(n.get()).is_new) visit(n, todo);
   }
@@ -101,7 +101,7 @@ template <class Visit> void traverse(const Nodes& roots, const Visit& visit) {
   traverse(
       roots, [](const Node&) { return true; }, visit);
 }
-inline bool holds(const Nodes& list, const NodePtr& n) {
+inline bool holds(const Nodes& list, NodeRef n) {
   return std::find(list.begin(), list.end(), n) != list.end();
 }
 inline void append(Nodes& to, const Nodes& more) { to.insert(to.end(), more.begin(), more.end()); }

@@ -11,7 +11,7 @@ namespace {
 
 using namespace ops;
 
-const NodePtr& held(const char* op, const NodePtr& n) {
+NodeRef held(const char* op, NodeRef n) {
   if (!n) fail(op, "the NamedArray is empty; assign a value to it first");
   return n;
 }

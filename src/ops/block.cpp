@@ -30,13 +30,12 @@ NodePtr on_block(const Node& n, Nodes in, const Axes& axes, const std::vector<Bl
   if (blocks.empty()) return rebuilt(n, std::move(in), axes);
   return n.op->on_block(n, std::move(in), axes, blocks);
 }
-NodePtr where_in_range(const Node& gather, const Nodes& in, const NodePtr& picked,
-                       const NodePtr& outside) {
+NodePtr where_in_range(const Node& gather, const Nodes& in, NodeRef picked, NodeRef outside) {
   auto in_range = gather.op->in_range ? gather.op->in_range(gather, in) : nullptr;
   return in_range ? select(in_range, picked, outside, picked->axes) : picked;
 }
 
-NodePtr block_of(const NodePtr& x, std::vector<Block> blocks) {
+NodePtr block_of(NodeRef x, std::vector<Block> blocks) {
   drop_others(blocks, x->axes);
   if (blocks.empty()) return x;
   if (is_position(*x)) return on_block(*x, {}, resized(x->axes, blocks), blocks);
@@ -49,7 +48,7 @@ NodePtr block_of(const NodePtr& x, std::vector<Block> blocks) {
   return out;
 }
 
-NodePtr slice_of_segment(const Node& n, const NodePtr& joined) {
+NodePtr slice_of_segment(const Node& n, NodeRef joined) {
   if (n.op != &kSlice || n.in.size() > 1) return nullptr;
   if (joined->op->kind != Kind::step || !joined->op->segments) return nullptr;
   const auto c = SliceAttr::of(n);
@@ -58,7 +57,7 @@ NodePtr slice_of_segment(const Node& n, const NodePtr& joined) {
   const auto [first, last] = std::minmax({c.start, c.start + (c.size - 1) * c.step});
   for (auto& s : segments) {
     if (first < s.to || last >= s.to + s.size) continue;
-    const NodePtr& part = joined->in[s.operand];
+    NodeRef part = joined->in[s.operand];
     if (!find(*part, c.axis)) return fit(part, n.axes);
     return slice(part,
                  {c.axis, s.from + (c.start - s.to) * s.step, c.size, c.step * s.step, c.drop},
@@ -67,7 +66,7 @@ NodePtr slice_of_segment(const Node& n, const NodePtr& joined) {
   return nullptr;
 }
 
-NodePtr Blocks::operator()(const NodePtr& x, std::vector<Block> blocks) {
+NodePtr Blocks::operator()(NodeRef x, std::vector<Block> blocks) {
   drop_others(blocks, x->axes);
   if (blocks.empty()) return x;
   for (auto& [of, created] : known_[x.get()])
@@ -76,7 +75,7 @@ NodePtr Blocks::operator()(const NodePtr& x, std::vector<Block> blocks) {
   known_[x.get()].emplace_back(std::move(blocks), created);
   return created;
 }
-NodePtr Blocks::recompute(const NodePtr& x, const std::vector<Block>& blocks) {
+NodePtr Blocks::recompute(NodeRef x, const std::vector<Block>& blocks) {
   Nodes in;
   for (std::size_t k = 0; k < x->in.size(); ++k)
     in.push_back((*this)(x->in[k], operand_blocks(*x, k, blocks)));

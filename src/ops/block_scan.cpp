@@ -25,7 +25,7 @@ NodePtr positions_in(const Block& b, Name axis, DType d) {
 
 // State: the extreme so far, its position, and the picked values there. Among equal values the
 // first position wins, in either direction of the pass.
-std::optional<BlockScan> extreme_block_scan(const NodePtr& n, const Nodes& picked) {
+std::optional<BlockScan> extreme_block_scan(NodeRef n, const Nodes& picked) {
   auto& x = n->in[0];
   const auto over = ReduceAttr::of(*n).over;
   if (over.size() != 1) return {};
@@ -36,9 +36,7 @@ std::optional<BlockScan> extreme_block_scan(const NodePtr& n, const Nodes& picke
   t.next = [=, axis = t.axis](const Nodes& known, const Nodes& blocks, const Block& block,
                               bool reverse) {
     auto &best = known[0], &at = known[1];
-    auto beats = [&](const NodePtr& a, const NodePtr& b) {
-      return reverse ? less_equal(a, b) : less(a, b);
-    };
+    auto beats = [&](NodeRef a, NodeRef b) { return reverse ? less_equal(a, b) : less(a, b); };
     auto here = argreduce(largest, blocks[0], n->axes, {Axis(axis, block.size)});
     auto value = reduce(largest ? Monoid::max : Monoid::min, blocks[0], n->axes);
     auto better = largest ? beats(best, value) : beats(value, best);
@@ -60,7 +58,7 @@ std::optional<BlockScan> extreme_block_scan(const NodePtr& n, const Nodes& picke
 // State: keys, positions and picked values of the first k elements of the order. Each iteration
 // selects k elements from the state and the block, one by one: each is the least (key, position)
 // after the previous one.
-std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked) {
+std::optional<BlockScan> first_block_scan(NodeRef n, const Nodes& picked) {
   constexpr std::int64_t most = 64;
   if (!is_top_k(*n) || SliceAttr::of(*n).size > most) return {};
   auto [a, start, k, step, drop] = SliceAttr::of(*n);
@@ -87,10 +85,10 @@ std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked)
     Nodes out = {fit(last_key, all), fit(far, all)};
     for (std::size_t j = 2; j < known.size(); ++j) out.push_back(zeros_like(known[j]));
     for (std::int64_t i = 0; i < k; ++i) {
-      auto after = [&](const NodePtr& x, const NodePtr& p) {
+      auto after = [&](NodeRef x, NodeRef p) {
         return either(less(key, x), both(equal(x, key), less(position, p)));
       };
-      auto least_of = [&](const NodePtr& which, const NodePtr& x, const NodePtr& none) {
+      auto least_of = [&](NodeRef which, NodeRef x, NodeRef none) {
         return reduce(Monoid::min, select(which, x, none), rows);
       };
       auto in_chunk = after(chunk, at), in_old = after(old_keys, old_at);
@@ -98,14 +96,14 @@ std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked)
       auto where = min(least_of(both(in_chunk, equal(chunk, least)), at, far),
                        least_of(both(in_old, equal(old_keys, least)), old_at, far));
       auto mine = equal(iota(TopK, DType::i32), integer(i, DType::i32));
-      auto put = [&](const NodePtr& value, NodePtr& to) { to = select(mine, value, to, to->axes); };
+      auto put = [&](NodeRef value, NodePtr& to) { to = select(mine, value, to, to->axes); };
       put(least, out[0]);
       put(where, out[1]);
       for (std::size_t j = 2; j < known.size(); ++j) {
         auto& x = blocks[j - 1];
         const Axes row(known[j]->axes.begin(), known[j]->axes.end() - 1);
         auto zero = number(0, x->dtype);
-        auto at_place = [&](const NodePtr& places, const NodePtr& v) {
+        auto at_place = [&](NodeRef places, NodeRef v) {
           return reduce(Monoid::sum, map(kSelect, {equal(places, where), v, zero}, x->dtype), row);
         };
         put(add(at_place(at, x), at_place(old_at, known[j])), out[j]);
@@ -120,7 +118,7 @@ std::optional<BlockScan> first_block_scan(const NodePtr& n, const Nodes& picked)
 
 // State: the running total at the last position of the previous block. 16-bit floats are added in
 // f32, as in an unblocked running sum.
-std::optional<BlockScan> cumulative_block_scan(const NodePtr& n, const Nodes&) {
+std::optional<BlockScan> cumulative_block_scan(NodeRef n, const Nodes&) {
   auto [axis, m, reverse] = CumulativeAttr::of(*n);
   auto d = is_float(n->dtype) && bytes_of(n->dtype) < 4 ? DType::f32 : n->dtype;
   auto rest = replaced(n->axes, axis, {});

@@ -31,9 +31,9 @@ namespace prim {
 // Implementations of Op::block_scan, for argmax and argmin, for top_k (the first positions of an
 // argsort), and for running sums. `picked`: gathers that read tables at the positions that the op
 // finds.
-std::optional<BlockScan> extreme_block_scan(const NodePtr&, const Nodes& picked);
-std::optional<BlockScan> first_block_scan(const NodePtr&, const Nodes& picked);
-std::optional<BlockScan> cumulative_block_scan(const NodePtr&, const Nodes& picked);
+std::optional<BlockScan> extreme_block_scan(NodeRef, const Nodes& picked);
+std::optional<BlockScan> first_block_scan(NodeRef, const Nodes& picked);
+std::optional<BlockScan> cumulative_block_scan(NodeRef, const Nodes& picked);
 
 }  // namespace prim
 }  // namespace haliax

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int far = 8;  // depth limit of searches in the graph
 
-NodePtr running(const NodePtr& n, const Blocked& b) {
+NodePtr running(NodeRef n, const Blocked& b) {
   auto [axis, m, reverse] = CumulativeAttr::of(*n);
   auto nothing = identity(m, n->dtype);
   auto y = cumulative(m, b.split(n->in[0], nothing), b.axis, reverse);
@@ -29,13 +29,11 @@ NodePtr running(const NodePtr& n, const Blocked& b) {
 }
 
 // Returns the first position of the extreme: the least position that has the extreme value.
-NodePtr extreme_position(const NodePtr& n) {
+NodePtr extreme_position(NodeRef n) {
   auto& x = n->in[0];
   auto top = reduce(n->op == &kArgmax ? Monoid::max : Monoid::min, x, n->axes);
-  auto nan = [](const NodePtr& v) { return map(kNotEqual, {v, v}, DType::boolean); };
-  auto both = [](const Op& op, const NodePtr& a, const NodePtr& b) {
-    return map(op, {a, b}, DType::boolean);
-  };
+  auto nan = [](NodeRef v) { return map(kNotEqual, {v, v}, DType::boolean); };
+  auto both = [](const Op& op, NodeRef a, NodeRef b) { return map(op, {a, b}, DType::boolean); };
   auto hit = equal(x, top);
   if (is_float(x->dtype)) hit = both(kBitOr, hit, both(kBitAnd, nan(x), nan(top)));
   Axes over;
@@ -45,7 +43,7 @@ NodePtr extreme_position(const NodePtr& n) {
 }
 
 // Returns true elements where the ids are in [first, end).
-NodePtr within(const NodePtr& ids, std::int64_t first, std::int64_t end) {
+NodePtr within(NodeRef ids, std::int64_t first, std::int64_t end) {
   auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
   auto from = less_equal(number(first), ids), before = less(ids, number(end));
   return both(from, before);
@@ -53,7 +51,7 @@ NodePtr within(const NodePtr& ids, std::int64_t first, std::int64_t end) {
 
 // ---- top_k: the first k of an order ----
 // Recomputes n from another value of its base.
-NodePtr replayed(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
+NodePtr replayed(NodeRef n, NodeRef base, NodeRef now) {
   if (n == base) return now;
   if (is_generated(n)) return n;
   Nodes in;
@@ -74,7 +72,7 @@ struct First {
   // base at these positions, (..., axis = blocks * k). best: positions of the first k among the
   // candidates.
   NodePtr base, order, sent, best;
-  First(const NodePtr& top, const Blocked& blocked) : b(blocked), k(SliceAttr::of(*top).size) {
+  First(NodeRef top, const Blocked& blocked) : b(blocked), k(SliceAttr::of(*top).size) {
     auto& keys = top->in[0]->in[0];
     auto last = last_of(keys->dtype);
     const auto each = std::min(k, b.step),
@@ -88,22 +86,20 @@ struct First {
                           candidates, last);
     best = slice(argsort(candidates, b.axis), b.axis, 0, k);
   }
-  NodePtr pick(const NodePtr& table, const NodePtr& ids) const {
+  NodePtr pick(NodeRef table, NodeRef ids) const {
     return gather(table, {{b.axis, ids}}, ids->axes, program::Outside::clamp);
   }
-  NodePtr picked(const NodePtr& x) const {
-    return b.joined(pick(b.split(x, number(0, x->dtype)), order));
-  }
+  NodePtr picked(NodeRef x) const { return b.joined(pick(b.split(x, number(0, x->dtype)), order)); }
   // Returns the value from which x is computed elementwise, without any use of positions on the
   // axis.
-  NodePtr base_at(const NodePtr& x) const {
+  NodePtr base_at(NodeRef x) const {
     auto regards = [&](const Node& n) {
       return std::any_of(n.in.begin(), n.in.end(),
                          [&](auto& i) { return is_generated(i) && has(i->axes, b.axis); });
     };
     return regards(*x) ? x : pointwise_source(x, regards);
   }
-  NodePtr of(const NodePtr& x) const {
+  NodePtr of(NodeRef x) const {
     return pick(base_at(x) == base ? replayed(x, base, sent) : picked(x), best);
   }
   NodePtr positions() const {
@@ -135,7 +131,7 @@ NodePtr positions_of(const Node& n, const Axis& full, Name called) {
 }
 // Returns a slice of one position, or one with a dynamic start, as a gather: the devices that store
 // the positions provide them.
-NodePtr picked_slice(const NodePtr& n) {
+NodePtr picked_slice(NodeRef n) {
   auto c = SliceAttr::of(*n);
   Name positions = positions_of(c.axis);
   auto ids = positions_of(*n, *find(*n->in[0], c.axis), positions);
@@ -150,7 +146,7 @@ NodePtr picked_slice(const NodePtr& n) {
 struct Progression {
   std::int64_t start = 0, step = 0;
 };
-std::optional<Progression> run_of(const NodePtr& ids, int depth = 0) {
+std::optional<Progression> run_of(NodeRef ids, int depth = 0) {
   if (is_number(ids) && is_integer(ids->dtype))
     return Progression{integer_of(ids->op == &kNumber ? *ids : *ids->in[0]), 0};
   if (ids->op == &kIota) return Progression{0, 1};
@@ -169,7 +165,7 @@ std::optional<Progression> run_of(const NodePtr& ids, int depth = 0) {
 }
 // Returns the slice of the axis `full` that the ids select; none if the ids are not constant or
 // are out of range.
-std::optional<SliceAttr> picked_run(const NodePtr& ids, const Axis& full) {
+std::optional<SliceAttr> picked_run(NodeRef ids, const Axis& full) {
   auto* a = find(*ids, full.name);
   if (!a || ids->axes.size() != 1 || a->size == 0) return {};
   auto run = run_of(ids);
@@ -185,7 +181,7 @@ std::int64_t where_on(const Node& n, Name axis) {
 
 // Returns true if x may be sharded along this axis. Values that are computed from positions alone
 // are not sharded.
-bool may_be_sharded(const NodePtr& x, Name axis, int depth = 0) {
+bool may_be_sharded(NodeRef x, Name axis, int depth = 0) {
   if (!has(x->axes, axis) || is_generated(x)) return false;
   if (depth == far || x->op->kind == Kind::leaf || x->op->kind == Kind::result) return true;
   for (std::size_t k = 0; k < x->in.size(); ++k)
@@ -195,7 +191,7 @@ bool may_be_sharded(const NodePtr& x, Name axis, int depth = 0) {
 // Renames the axis of the ids. The table then keeps the name of its axis, and the ids pick from
 // blocks of it. Null if the result is not smaller than the table and the ids are not sharded: then
 // it is cheaper to reshard the table to another axis.
-NodePtr with_renamed_ids(const NodePtr& n, Name axis) {
+NodePtr with_renamed_ids(NodeRef n, Name axis) {
   bool sharded = std::any_of(n->in.begin() + 1, n->in.end(),
                              [&](auto& ids) { return may_be_sharded(ids, axis); });
   if (!sharded && n->bytes() >= n->in[0]->bytes()) return nullptr;
@@ -215,7 +211,7 @@ NodePtr with_renamed_ids(const NodePtr& n, Name axis) {
 
 // If the ids are constant and consecutive, places the updates among zeros and selects within the
 // range of the ids. Otherwise, renames the axis of the ids, so that they index blocks of the base.
-NodePtr scatter_blockwise(const NodePtr& n, Name axis, int) {
+NodePtr scatter_blockwise(NodeRef n, Name axis, int) {
   auto attr = ScatterAttr::of(*n);
   auto& base = n->in[0];
   auto updates = n->in[1];
@@ -239,8 +235,8 @@ NodePtr scatter_blockwise(const NodePtr& n, Name axis, int) {
   return scatter(base, rename(updates, {axis}, {positions}), where, attr.update, attr.clamp);
 }
 
-NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)>& ends) {
-  auto base_of = [&](auto& self, const NodePtr& x, int depth) -> NodePtr {
+NodePtr pointwise_source(NodeRef n, const std::function<bool(const Node&)>& ends) {
+  auto base_of = [&](auto& self, NodeRef x, int depth) -> NodePtr {
     if (x->op->kind != Kind::map || depth == far || (depth && ends(*x))) return x;
     NodePtr one;
     for (auto& i : x->in) {
@@ -280,34 +276,32 @@ bool picks_in_order(const Node& n) {
   return picks_top_k(n) || (n.op == &kGather && n.in[1]->op == &kArgsort);
 }
 
-NodePtr cumulative_blockwise(const NodePtr& n, Name axis, int blocks) {
+NodePtr cumulative_blockwise(NodeRef n, Name axis, int blocks) {
   return running(n, Blocked(*find(*n, axis), blocks));
 }
-NodePtr extreme_blockwise(const NodePtr& n, Name, int) { return extreme_position(n); }
-NodePtr slice_blockwise(const NodePtr& n, Name axis, int blocks) {
+NodePtr extreme_blockwise(NodeRef n, Name, int) { return extreme_position(n); }
+NodePtr slice_blockwise(NodeRef n, Name axis, int blocks) {
   return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions()
                       : picked_slice(n);
 }
 // Places one position among zeros.
-NodePtr place_blockwise(const NodePtr& n, Name axis, int) {
+NodePtr place_blockwise(NodeRef n, Name axis, int) {
   auto full = *find(*n, axis);
   auto at = SliceAttr::of(*n).drop ? positions_of(*n, full, axis) : nullptr;
   return at ? map(kSelect, {equal(iota(full, at->dtype), at), n->in[0], number(0, n->dtype)},
                   n->dtype, &n->axes)
             : nullptr;
 }
-NodePtr gather_blockwise(const NodePtr& n, Name axis, int blocks) {
+NodePtr gather_blockwise(NodeRef n, Name axis, int blocks) {
   if (picks_top_k(*n)) return First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]);
   bool all = n->in.size() == 2 && is_order(*n->in[1], axis) &&
              find(*n->in[1], axis)->size == find(*n->in[0], axis)->size;
   if (all) return permute_in_blocks(n, axis, blocks);
   return rolled_by(*n, axis) ? roll_in_blocks(n, axis, blocks) : with_renamed_ids(n, axis);
 }
-NodePtr sort_blockwise(const NodePtr& n, Name axis, int blocks) {
-  return sort_in_blocks(n, axis, blocks);
-}
+NodePtr sort_blockwise(NodeRef n, Name axis, int blocks) { return sort_in_blocks(n, axis, blocks); }
 
-NodePtr blockwise(const NodePtr& n, Name axis, int blocks) {
+NodePtr blockwise(NodeRef n, Name axis, int blocks) {
   // Positions are counted in i32 here. A longer axis is processed unblocked.
   auto* a = find(*n->in[0], axis);
   bool counts = is_top_k(*n) || picks_in_order(*n) || n->op == &kArgsort;
@@ -324,7 +318,7 @@ namespace {
 
 // Returns ids that count from the start of an axis of this size, including ids that counted from
 // its end. `clamps`: clamped to the axis.
-NodePtr counted(const NodePtr& ids, std::int64_t size, bool clamps) {
+NodePtr counted(NodeRef ids, std::int64_t size, bool clamps) {
   auto all = signed_ids(ids, size);
   auto number = [&](std::int64_t v) { return integer(v, all->dtype); };
   return clamps && size > 0 ? min(max(all, number(0)), number(size - 1)) : all;

@@ -14,21 +14,21 @@ constexpr std::int64_t kNegligibleBytes = 64 * 1024;
 
 // Implementations of Op::blockwise. `blocks`: the number of blocks of the axis. Null: the op has no
 // blockwise form here.
-NodePtr cumulative_blockwise(const NodePtr&, Name axis, int blocks);
-NodePtr extreme_blockwise(const NodePtr&, Name axis, int blocks);  // for argmax and argmin
-NodePtr sort_blockwise(const NodePtr&, Name axis, int blocks);     // for sort and argsort
+NodePtr cumulative_blockwise(NodeRef, Name axis, int blocks);
+NodePtr extreme_blockwise(NodeRef, Name axis, int blocks);  // for argmax and argmin
+NodePtr sort_blockwise(NodeRef, Name axis, int blocks);     // for sort and argsort
 // For slices: the first positions of an argsort, a single position, or a dynamic start.
-NodePtr slice_blockwise(const NodePtr&, Name axis, int blocks);
-NodePtr place_blockwise(const NodePtr&, Name axis, int blocks);  // for a single position
+NodePtr slice_blockwise(NodeRef, Name axis, int blocks);
+NodePtr place_blockwise(NodeRef, Name axis, int blocks);  // for a single position
 // For gathers: at the positions of a top_k, in an order of the full axis, or with ids that have the
 // axis.
-NodePtr gather_blockwise(const NodePtr&, Name axis, int blocks);
+NodePtr gather_blockwise(NodeRef, Name axis, int blocks);
 // For scatters with ids that have the axis.
-NodePtr scatter_blockwise(const NodePtr&, Name axis, int blocks);
+NodePtr scatter_blockwise(NodeRef, Name axis, int blocks);
 
 // Returns Op::blockwise of the node, with its axes and its origin. Null: there is no blockwise
 // form.
-NodePtr blockwise(const NodePtr&, Name axis, int blocks);
+NodePtr blockwise(NodeRef, Name axis, int blocks);
 // Returns true if the blockwise form communicates less than any other way to compute the op.
 bool sends_least_blockwise(const Node&);
 bool is_top_k(const Node&);          // true for the first positions of an argsort
@@ -38,8 +38,7 @@ bool picks_in_order(const Node&);  // true for a gather at the positions of a to
 // Returns the one node from which `n` is computed elementwise, if its dtype is no larger; otherwise
 // `n`. The search does not pass nodes for which `ends` is true.
 NodePtr pointwise_source(
-    const NodePtr&,
-    const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
+    NodeRef, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
 
 // Implementations of Op::on_block and Op::in_range for gather and scatter. Ids count from the start
 // of a block, and ids of other blocks have no effect.

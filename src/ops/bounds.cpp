@@ -80,6 +80,6 @@ std::optional<Bounds> at_depth(const Node& n, int depth) {
 
 }  // namespace
 
-std::optional<Bounds> bounds_of(const NodePtr& n) { return at_depth(*n, 0); }
+std::optional<Bounds> bounds_of(NodeRef n) { return at_depth(*n, 0); }
 
 }  // namespace haliax::ops

@@ -11,6 +11,6 @@ struct Bounds {
 };
 // Returns bounds of all elements of an integer array: of constants, positions, indices of loops,
 // and sums, multiples and extremes of them. Nothing: no bounds are known.
-std::optional<Bounds> bounds_of(const NodePtr&);
+std::optional<Bounds> bounds_of(NodeRef);
 
 }  // namespace haliax::ops

@@ -121,7 +121,7 @@ NodePtr make_collective(Nodes x, CollectiveSpec w) {
   return make(kCollective, std::move(x), {}, DType::f32,
               {.payload = std::make_shared<CollectiveSpec>(std::move(w))});
 }
-NodePtr collective_result(const NodePtr& c, std::size_t k) {
+NodePtr collective_result(NodeRef c, std::size_t k) {
   auto& w = collective_spec_of(*c);
   auto dtype = w.ranks > 0 ? w.dtype : c->in[std::min(k, c->in.size() - 1)]->dtype;
   return make(kResult, {c}, w.out[k], dtype, {.ints = {std::int64_t(k)}});

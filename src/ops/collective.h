@@ -25,6 +25,6 @@ inline const CollectiveSpec& collective_spec_of(const Node& n) {
   return static_cast<const CollectiveSpec&>(*n.attr.payload);
 }
 NodePtr make_collective(Nodes x, CollectiveSpec);
-NodePtr collective_result(const NodePtr& collective, std::size_t k);
+NodePtr collective_result(NodeRef collective, std::size_t k);
 
 }  // namespace haliax

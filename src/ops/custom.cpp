@@ -50,7 +50,7 @@ Linear linear_rule(const Node& n, std::size_t k) {
   auto& all = user_op(*n.op).linear;
   return std::count(all.begin(), all.end(), int(k)) ? Linear::one : Linear::no;
 }
-Nodes gradient(const NodePtr& o, const NodePtr& g) {
+Nodes gradient(NodeRef o, NodeRef g) {
   auto& user = user_op(*o->op);
   if (!user.grad)
     fail(o->op->name, "has no gradient; pass one to custom_op, or use stop_gradient on its result");

@@ -18,12 +18,10 @@ namespace {
 
 // i32 positions.
 NodePtr position(std::int64_t i) { return integer(i, DType::i32); }
-NodePtr quotient(const NodePtr& x, std::int64_t by) {
+NodePtr quotient(NodeRef x, std::int64_t by) {
   return map(kFloorDiv, {x, position(by)}, DType::i32);
 }
-NodePtr remainder(const NodePtr& x, std::int64_t by) {
-  return map(kMod, {x, position(by)}, DType::i32);
-}
+NodePtr remainder(NodeRef x, std::int64_t by) { return map(kMod, {x, position(by)}, DType::i32); }
 
 // Returns true if another axis has at least as many positions as there are blocks. Sharding this
 // other axis is cheaper.
@@ -31,7 +29,7 @@ bool has_another_axis(const Node& x, Name axis, int blocks) {
   return std::any_of(x.axes.begin(), x.axes.end(),
                      [&](auto& a) { return a.name != axis && a.size >= blocks; });
 }
-NodePtr with_order(const NodePtr& x, Name axis, const NodePtr& order) {
+NodePtr with_order(NodeRef x, Name axis, NodeRef order) {
   return gather(x, {{axis, order}}, x->axes, program::Outside::clamp);
 }
 
@@ -64,7 +62,7 @@ struct Columnsort {
                              [](auto& x) { return x->bytes() <= kNegligibleBytes; });
     return !small && column >= 2 * others * others && 3 * column * moved + late * moved < gathered;
   }
-  Nodes each(const std::function<NodePtr(const NodePtr&)>& f) const {
+  Nodes each(const std::function<NodePtr(NodeRef)>& f) const {
     Nodes out;
     for (auto& x : rows) out.push_back(f(x));
     return out;
@@ -119,7 +117,7 @@ struct Columnsort {
 
 }  // namespace
 
-NodePtr sort_in_blocks(const NodePtr& n, Name axis, int blocks) {
+NodePtr sort_in_blocks(NodeRef n, Name axis, int blocks) {
   auto& x = n->in[0];
   if (has_another_axis(*n, axis, blocks)) return nullptr;
   Nodes rows{x}, lasts{last_of(x->dtype)};
@@ -146,7 +144,7 @@ bool is_drawn_order(const Node& ids, Name axis) {
 // elements that move from one block to another are distributed round-robin over the intermediate
 // blocks. Each block then sends the same number of elements to each other block in both steps: a
 // part of a block, and at most one position more per block.
-NodePtr permute_in_blocks(const NodePtr& n, Name axis, int count) {
+NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
   Blocked b(*find(*n->in[0], axis), count);
   auto& order = n->in[1];
   const auto slots = b.step / count + count;
@@ -154,17 +152,17 @@ NodePtr permute_in_blocks(const NodePtr& n, Name axis, int count) {
     return nullptr;
   const Axis blocks(b.blocks, count), part("(part)", count), slot("(slot)", slots),
       groups("(groups)", count * count);
-  auto pair = [&](const NodePtr& x, const NodePtr& y, std::int64_t size) {
+  auto pair = [&](NodeRef x, NodeRef y, std::int64_t size) {
     return add(mul(x, position(size)), y);
   };
   // Returns the number of earlier elements with the same x and y.
-  auto rank = [&](const NodePtr& x, const NodePtr& y) {
+  auto rank = [&](NodeRef x, NodeRef y) {
     auto group = pair(x, y, count);
     auto before = reduce(Monoid::sum, cast(less(group, iota(groups)), DType::i32), {groups});
     return sub(argsort(argsort(group, axis), axis),
                gather(before, {{groups.name, group}}, group->axes, program::Outside::clamp));
   };
-  auto table = [&](const NodePtr& values, const Axes& axes, const Where& where) {
+  auto table = [&](NodeRef values, const Axes& axes, const Where& where) {
     return scatter(filled(0, DType::i32, axes), values, where, program::Update::set, false);
   };
   auto from = quotient(order, b.step), to = quotient(iota(order->axes[0]), b.step);
@@ -186,7 +184,7 @@ NodePtr permute_in_blocks(const NodePtr& n, Name axis, int count) {
       if (a.name != axis) axes.push_back(a);
     return axes;
   };
-  auto pick = [&](const NodePtr& x, Name of, const NodePtr& ids, const Axes& axes) {
+  auto pick = [&](NodeRef x, Name of, NodeRef ids, const Axes& axes) {
     return gather(x, {{of, quotient(ids, slots)}, {slot.name, remainder(ids, slots)}}, axes,
                   program::Outside::clamp);
   };
@@ -199,7 +197,7 @@ NodePtr permute_in_blocks(const NodePtr& n, Name axis, int count) {
   return slice(b.joined(slice(rename(x, {part.name}, {axis}), axis, 0, b.step)), axis, 0, b.size);
 }
 
-NodePtr rolled_ids(const Axis& a, const NodePtr& by) {
+NodePtr rolled_ids(const Axis& a, NodeRef by) {
   const auto d = by->dtype;
   return map(kMod, {sub(iota(a, d), by), integer(a.size, d)}, d);
 }
@@ -218,7 +216,7 @@ NodePtr rolled_by(const Node& n, Name axis) {
 // device, so that each has the same part of all blocks. Full blocks then move locally, and the
 // parts are sent back, so that each device has all elements of its block. If the last block is
 // shorter, the elements before and after the wrap-around are computed separately.
-NodePtr roll_in_blocks(const NodePtr& n, Name axis, int count) {
+NodePtr roll_in_blocks(NodeRef n, Name axis, int count) {
   Blocked b(*find(*n->in[0], axis), count);
   const bool even = b.size == b.step * count;
   if (n->in[0]->bytes() <= kNegligibleBytes || b.step < count || (even ? 2 : 3) * b.step >= b.size)
@@ -226,7 +224,7 @@ NodePtr roll_in_blocks(const NodePtr& n, Name axis, int count) {
   auto x = b.split(n->in[0], number(0, n->dtype));
   auto axes = b.split(n, number(0, n->dtype))->axes;  // axes of the result in blocks
   auto offset = iota(Axis(axis, b.step));
-  auto moved = [&](const NodePtr& by) {  // rolls by less than the size of all blocks
+  auto moved = [&](NodeRef by) {  // rolls by less than the size of all blocks
     auto blocks = quotient(by, b.step), rest = remainder(by, b.step);
     auto carried = cast(less_equal(position(b.step), add(offset, rest)), DType::i32);
     auto from = remainder(sub(sub(iota(Axis(b.blocks, count)), blocks), carried), count);

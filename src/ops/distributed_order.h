@@ -13,11 +13,11 @@ struct Blocked {
       : axis(a.name), blocks("(blocks of " + std::string(a.name.text()) + ")"), size(a.size),
         count(n), step((a.size + n - 1) / n) {}
   // (..., axis) -> (..., blocks, axis). The end of the last block is filled with `fill`.
-  NodePtr split(const NodePtr& x, const NodePtr& fill) const {
+  NodePtr split(NodeRef x, NodeRef fill) const {
     auto padded = count * step == size ? x : pad(x, axis, 0, count * step - size, fill);
     return unflatten(padded, axis, {Axis(blocks, count), Axis(axis, step)});
   }
-  NodePtr joined(const NodePtr& x) const {
+  NodePtr joined(NodeRef x) const {
     auto inner = find(*x, axis)->size;
     return flatten(x, {blocks, axis}, Axis(axis, count * inner));
   }
@@ -27,20 +27,20 @@ NodePtr last_of(DType);  // returns the value that a sort places last
 
 // Returns a sort or argsort of the full axis. Null: another axis has enough positions to be sharded
 // instead, or the blocks are too small.
-NodePtr sort_in_blocks(const NodePtr&, Name axis, int blocks);
+NodePtr sort_in_blocks(NodeRef, Name axis, int blocks);
 
 // Returns true if the ids are a permutation of all positions of the axis.
 bool is_order(const Node& ids, Name axis);
 // Returns true if the ids have the form that `random::permutation` creates.
 bool is_drawn_order(const Node& ids, Name axis);
 // Returns a gather along a permutation (`is_order`). Null: the blocks are too small.
-NodePtr permute_in_blocks(const NodePtr&, Name axis, int blocks);
+NodePtr permute_in_blocks(NodeRef, Name axis, int blocks);
 
 // Returns the ids of a roll: (position - by) mod size. by: from 0 to the size of the axis.
-NodePtr rolled_ids(const Axis&, const NodePtr& by);
+NodePtr rolled_ids(const Axis&, NodeRef by);
 // Returns `by` if the ids of the gather are `rolled_ids`. Null: another form.
 NodePtr rolled_by(const Node&, Name axis);
 // Returns a roll (`rolled_by`). Null: the blocks are too small.
-NodePtr roll_in_blocks(const NodePtr&, Name axis, int blocks);
+NodePtr roll_in_blocks(NodeRef, Name axis, int blocks);
 
 }  // namespace haliax::prim

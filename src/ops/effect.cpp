@@ -24,11 +24,11 @@ void lower_effect(const Node& n, Emit& e) {
 NodePtr nothing_yet() { return prim::integer(0, DType::i32); }
 
 // Returns true if the node depends on no argument and on no loop index or carry.
-bool is_known(const NodePtr& root) {
+bool is_known(NodeRef root) {
   bool known = true;
   traverse(
       {root}, [](const Node& n) { return !n.value; },
-      [&](const NodePtr& n, PendingNodes& todo) {
+      [&](NodeRef n, PendingNodes& todo) {
         known &= n->op != &prim::kInput && n->free.empty();
         append(todo, n->in);
       });
@@ -59,7 +59,7 @@ void run_ready_effects(const std::vector<NamedArray>& created) {
   eval(now, c.origin.at);
 }
 
-LoopEffects::LoopEffects(const NodePtr& index)
+LoopEffects::LoopEffects(NodeRef index)
     : before_(context().effect), carry_(prim::carry(index, {}, DType::i32)) {
   context().effect = carry_;
 }
@@ -70,7 +70,7 @@ void LoopEffects::add_to(Loop& l) const {
   l.results.push_back(
       {Fold::carry, Monoid::sum, {last_}, before ? before : nothing_yet(), carry_, false, true});
 }
-void LoopEffects::after(const NodePtr& loop) {
+void LoopEffects::after(NodeRef loop) {
   auto& results = loop_of(*loop).results;
   for (std::size_t k = 0; k < results.size(); ++k)
     if (results[k].effect) context().effect = loop_result(loop, k);

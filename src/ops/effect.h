@@ -23,14 +23,14 @@ void run_ready_effects(const std::vector<NamedArray>& created = {});
 // the previous iteration.
 class LoopEffects {
  public:
-  explicit LoopEffects(const NodePtr& index);
+  explicit LoopEffects(NodeRef index);
   void close();  // ends the body: later effects are outside of the loop
-  const NodePtr& last() const { return last_; }
-  void replace_last(const NodePtr& n) { last_ = n; }
+  NodeRef last() const { return last_; }
+  void replace_last(NodeRef n) { last_ = n; }
   bool any() const { return last_ && last_ != carry_; }
   void add_to(Loop&) const;  // adds the last effect as a result, if there is one
   // Continues after the effects of `loop`, if its results contain any.
-  static void after(const NodePtr& loop);
+  static void after(NodeRef loop);
 
  private:
   NodePtr before_, carry_, last_;

@@ -365,7 +365,7 @@ const Op kFirstPositions{.name = "top_k",
                          .along = first_along,
                          .fault = first_fault};
 
-NodePtr first_positions(G x, Name axis, std::int64_t count) {
+NodePtr first_positions(NodeRef x, Name axis, std::int64_t count) {
   auto all = *find(*x, axis);
   return make(kFirstPositions, {x}, replaced(x->axes, axis, {all.resize(count)}),
               position_dtype(all.size), AlongAttr{axis}.attr());

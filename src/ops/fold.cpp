@@ -9,7 +9,7 @@ namespace haliax::prim {
 namespace {
 
 // Distributes the cotangent evenly over the positions that have the extreme value, as JAX does.
-Nodes extreme_grad(G o, G g) {
+Nodes extreme_grad(NodeRef o, NodeRef g) {
   auto x = o->in[0];
   auto hit = cast(equal(x, o), o->dtype);
   return {mul(div(g, sum_to(hit, o->axes)), hit)};
@@ -17,7 +17,7 @@ Nodes extreme_grad(G o, G g) {
 // The gradient is the product of the other elements, computed without a division by zero. If one
 // other element is 0, the value is 0, in a form whose own derivative is correct. If several are 0,
 // the value and its derivative are 0.
-Nodes prod_grad(G o, G g) {
+Nodes prod_grad(NodeRef o, NodeRef g) {
   auto x = o->in[0];
   auto none = number(0, x->dtype), zero = equal(x, none);
   auto is_zero = cast(zero, x->dtype), zeros = select(zero, x, none);
@@ -42,7 +42,7 @@ Nodes prod_grad(G o, G g) {
 // this ratio a plain sum is as fast. Returns null for other sums, and for dtypes in which the terms
 // would be rounded before the sum.
 constexpr std::int64_t kFarMore = 8;
-NodePtr as_contraction(G x, const Axes& remaining) {
+NodePtr as_contraction(NodeRef x, const Axes& remaining) {
   if (x->op != &kMul || (x->dtype != DType::f32 && x->dtype != DType::f64)) return nullptr;
   auto &a = x->in[0]->axes, &b = x->in[1]->axes;
   auto both = common(a, b);
@@ -58,7 +58,7 @@ const Op kSum{.name = "sum",
               .kind = Kind::reduce,
               .code = Code::reduce_sum,
               .linear = Linear::one,
-              .grad = [](G, G g) { return Nodes{g}; }};
+              .grad = [](NodeRef, NodeRef g) { return Nodes{g}; }};
 const Op kProd{.name = "prod", .kind = Kind::reduce, .code = Code::reduce_prod, .grad = prod_grad};
 const Op kMax{.name = "max", .kind = Kind::reduce, .code = Code::reduce_max, .grad = extreme_grad};
 const Op kMin{.name = "min", .kind = Kind::reduce, .code = Code::reduce_min, .grad = extreme_grad};
@@ -75,11 +75,11 @@ const Op kArgmin{.name = "argmin",
 // The gradient requests the axis order of the primal. A contraction writes any order at no cost, so
 // the gradient of a weight needs no transposed copy.
 const Op kContract{
-    .name = "dot", .kind = Kind::contract, .linear = Linear::one, .grad = [](G o, G g) {
+    .name = "dot", .kind = Kind::contract, .linear = Linear::one, .grad = [](NodeRef o, NodeRef g) {
       auto &a = o->in[0], &b = o->in[1];
       // For 16-bit operands of an f32 result, the cotangent is cast to 16 bits. The operands, such
       // as weights, are used without a copy.
-      auto times = [&](G x) {
+      auto times = [&](NodeRef x) {
         return bytes_of(x->dtype) < bytes_of(g->dtype) ? std::pair{cast(g, x->dtype), x}
                                                        : std::pair{g, cast(x, g->dtype)};
       };
@@ -92,7 +92,7 @@ static const Op& reduction(Monoid m) {
   return m == Monoid::sum ? kSum : m == Monoid::prod ? kProd : m == Monoid::max ? kMax : kMin;
 }
 bool reduces(const Node& n, Monoid m) { return n.op == &reduction(m); }
-NodePtr reduce(Monoid m, G x, const Axes& remaining) {
+NodePtr reduce(Monoid m, NodeRef x, const Axes& remaining) {
   auto folded = without(x->axes, remaining);
   if (folded.empty()) return fit(x, remaining);
   if (auto product = m == Monoid::sum ? as_contraction(x, remaining) : nullptr) return product;
@@ -112,16 +112,16 @@ const Op& pairwise(Monoid m) {
          : m == Monoid::max  ? kMaximum
                              : kMinimum;
 }
-NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, without(x->axes, over)); }
-NodePtr argreduce(bool largest, G x, const Axes& remaining, const Axes& over) {
+NodePtr sum(NodeRef x, const Axes& over) { return reduce(Monoid::sum, x, without(x->axes, over)); }
+NodePtr argreduce(bool largest, NodeRef x, const Axes& remaining, const Axes& over) {
   return make(largest ? kArgmax : kArgmin, {x}, remaining, position_dtype(axis_size(over)),
               ReduceAttr{names_of(over)}.attr());
 }
 
-NodePtr contract(G a, G b, const Axes& remaining) {
+NodePtr contract(NodeRef a, NodeRef b, const Axes& remaining) {
   return contract(a, b, remaining, promote(a->dtype, b->dtype));
 }
-NodePtr contract(G a, G b, const Axes& remaining, DType out) {
+NodePtr contract(NodeRef a, NodeRef b, const Axes& remaining, DType out) {
   auto x = stripped(a), y = stripped(b);
   auto full = joined(a->axes, b->axes), rest = joined(x->axes, y->axes),
        inner = common(remaining, rest);
@@ -139,7 +139,7 @@ NodePtr contract(G a, G b, const Axes& remaining, DType out) {
   return fit(make(kContract, {x, y}, inner, out), remaining);
 }
 
-NodePtr sum_to(G x, const Axes& axes) {
+NodePtr sum_to(NodeRef x, const Axes& axes) {
   return fit(reduce(Monoid::sum, x, common(axes, x->axes)), axes);
 }
 

@@ -62,11 +62,11 @@ NodePtr picked_outside(DType d) {
                      : extreme(d, !is_signed(d));
 }
 NodePtr filled(double v, DType dtype, const Axes& axes) { return fit(number(v, dtype), axes); }
-NodePtr zeros_like(const NodePtr& x) { return filled(0, x->dtype, x->axes); }
-const NodePtr& stripped(const NodePtr& n) { return n->op == &kFit ? n->in[0] : n; }
+NodePtr zeros_like(NodeRef x) { return filled(0, x->dtype, x->axes); }
+NodeRef stripped(NodeRef n) { return n->op == &kFit ? n->in[0] : n; }
 bool needs_no_memory(const Node& n) { return n.op == &kNumber || n.op == &kIota; }
-bool is_number(const NodePtr& n) { return stripped(n)->op == &kNumber; }
-bool is_number(const NodePtr& n, double v) { return is_number(n) && real_of(*stripped(n)) == v; }
+bool is_number(NodeRef n) { return stripped(n)->op == &kNumber; }
+bool is_number(NodeRef n, double v) { return is_number(n) && real_of(*stripped(n)) == v; }
 
 DType position_dtype(std::int64_t size) {
   return size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32;
@@ -98,7 +98,7 @@ NodePtr index_of(const Node& other) {
 std::int64_t index_start(const Node& n) { return IndexAttr::of(n).start; }
 std::int64_t index_chunk(const Node& n) { return IndexAttr::of(n).chunk; }
 
-NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
+NodePtr carry(NodeRef index, const Axes& axes, DType dtype) {
   // The node varies with the index, although it does not read it. Its own payload makes it unlike
   // any other node.
   return make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Payload>()});
@@ -107,7 +107,7 @@ NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
 NodePtr conditional_index(int depth, LoopOrigin origin) {
   return index(Axis("(once)", 1), 0, 1, depth, origin);
 }
-Loop conditional(const NodePtr& index, const NodePtr& flag) {
+Loop conditional(NodeRef index, NodeRef flag) {
   Loop l;
   l.axis = IndexAttr::of(*index).axis;
   l.index = {index};

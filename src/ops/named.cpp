@@ -41,7 +41,7 @@ Axis axis_of(const char* op, const Axes& axes, const AxisSelector& s) {
                          to_string(visible(axes)), s.size));
   return *a;
 }
-Axes axes_of(const char* op, const NodePtr& x, const AxisSelection& selection) {
+Axes axes_of(const char* op, NodeRef x, const AxisSelection& selection) {
   if (selection.all()) return visible(*x);
   Axes out;
   for (auto& s : selection.items()) {
@@ -68,7 +68,7 @@ void check_sizes(const char* op, const Axes& a, const Axes& b) {
       fail(op, fmt::format("axis {} has size {} in {} and {} in {}", x.name, x.size,
                            to_string(visible(a)), y->size, to_string(visible(b))));
 }
-NodePtr renamed(const char* op, G x, const Axis& a, Name name) {
+NodePtr renamed(const char* op, NodeRef x, const Axis& a, Name name) {
   if (!name || name == a.name) return x;
   check_free(op, name, x->axes);
   return prim::rename(x, {a.name}, {name});
@@ -99,7 +99,7 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
 
 }  // namespace
 
-const NodePtr& node_of(const char* op, const NamedArray& a) {
+NodeRef node_of(const char* op, const NamedArray& a) {
   if (a.empty()) fail(op, "an operand is an empty NamedArray; assign a value to it first");
   return a.node();
 }
@@ -151,7 +151,7 @@ DType sum_dtype(DType d, std::int64_t count) {
   if (is_signed(d) || d == DType::boolean) return wide;
   return wide == DType::i64 ? DType::u64 : DType::u32;
 }
-NodePtr to_bool(const NodePtr& x) {
+NodePtr to_bool(NodeRef x) {
   if (x->dtype == DType::boolean) return x;
   return prim::map(prim::kNotEqual, {x, prim::integer(0, x->dtype)}, DType::boolean, &x->axes);
 }

@@ -15,7 +15,6 @@
 
 namespace haliax::ops {
 
-using G = const NodePtr&;
 inline NamedArray wrap(NodePtr n) { return NamedArray(std::move(n)); }
 inline std::string text(Name n) { return std::string(n.text()); }
 inline std::string text(DType d) { return std::string(name_of(d)); }
@@ -30,15 +29,15 @@ Axes with_hidden(const Nodes& of, const Axes& shown);
 // Return the selected axis or axes. They raise if an axis is missing (the message suggests the
 // nearest name), has another size, or is selected twice.
 Axis axis_of(const char* op, const Axes&, const AxisSelector&);
-inline Axis axis_of(const char* op, const NodePtr& x, const AxisSelector& s) {
+inline Axis axis_of(const char* op, NodeRef x, const AxisSelector& s) {
   return axis_of(op, x->axes, s);
 }
-Axes axes_of(const char* op, const NodePtr&, const AxisSelection&);
+Axes axes_of(const char* op, NodeRef, const AxisSelection&);
 void check_unique(const char* op, const Axes&);                  // raises if a name occurs twice
 void check_free(const char* op, Name, const Axes& taken);        // raises if the name is in `taken`
 void check_sizes(const char* op, const Axes& a, const Axes& b);  // raises if one name has two sizes
 // Renames the axis. Raises if the new name exists; an empty name changes nothing.
-NodePtr renamed(const char* op, const NodePtr&, const Axis&, Name);
+NodePtr renamed(const char* op, NodeRef, const Axis&, Name);
 
 // ---- operands ----
 // Return the operand as a node. A C++ scalar becomes f32, i32 (or i64) or bool. Raise if the
@@ -46,7 +45,7 @@ NodePtr renamed(const char* op, const NodePtr&, const Axis&, Name);
 NodePtr node_of(const char* op, const Arr&);
 // Returns the operand in this dtype. Raises for an integer that does not fit.
 NodePtr node_of(const char* op, const Arr&, DType);
-const NodePtr& node_of(const char* op, const NamedArray&);
+NodeRef node_of(const char* op, const NamedArray&);
 // The start of an op: the call site for errors, as long as the object lives; the operand; and the
 // axis along which the op works.
 struct Call {
@@ -74,8 +73,8 @@ inline DType no_bool(DType d) { return d == DType::boolean ? DType::i32 : d; }  
 DType sum_dtype(DType, std::int64_t count);
 // Returns true if the dtype can represent the integer (floats: approximately).
 bool holds(DType, std::int64_t);
-NodePtr to_bool(const NodePtr&);
-inline NodePtr cast(const NodePtr& x, DType d) {
+NodePtr to_bool(NodeRef);
+inline NodePtr cast(NodeRef x, DType d) {
   return d == DType::boolean ? to_bool(x) : prim::cast(x, d);
 }
 // Returns the mask as a node. Raises if it is not bool or has an axis that x lacks.

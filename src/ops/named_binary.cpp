@@ -75,7 +75,7 @@ NodePtr integer_power(NodePtr x, std::int64_t n) {
   return out;
 }
 
-const Op kAtan2 = prim::map_op("arctan2", Code::atan2, [](G o, G g) {
+const Op kAtan2 = prim::map_op("arctan2", Code::atan2, [](NodeRef o, NodeRef g) {
   auto &y = o->in[0], &x = o->in[1];
   auto d = prim::div(g, prim::add(prim::square(y), prim::square(x)));
   return Nodes{prim::mul(d, x), prim::neg(prim::mul(d, y))};
@@ -87,7 +87,7 @@ const Op kShiftLeft = prim::map_op("left_shift", Code::shift_left),
 
 // Returns the 16-bit float after x in the direction of y. Backends compute in f32, where the next
 // float is nearer.
-NodePtr next_of_16_bits(G x, G y) {
+NodePtr next_of_16_bits(NodeRef x, NodeRef y) {
   const auto d = x->dtype;
   auto bits = [](std::int64_t v) { return prim::integer(v, DType::u16); };
   auto test = [](const Op& op, const Nodes& in) { return prim::map(op, in, DType::boolean); };
@@ -103,25 +103,25 @@ NodePtr next_of_16_bits(G x, G y) {
 
 // Operands of the wrap: the value, a, b. The derivatives are the shares of exp(a) and exp(b). The
 // gradient of the composed value would be NaN for an infinite operand.
-NodePtr share(G x, G o) {
+NodePtr share(NodeRef x, NodeRef o) {
   auto finite = prim::is_finite(o);
   auto top = prim::cast(prim::equal(x, prim::number(HUGE_VAL, x->dtype)), o->dtype);
   return prim::select(finite, prim::exp(prim::sub(x, o)), top);
 }
 const Op kLogaddexp{
-    .name = "logaddexp", .kind = Kind::wrap, .grad = [](G o, G g) {
+    .name = "logaddexp", .kind = Kind::wrap, .grad = [](NodeRef o, NodeRef g) {
       return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))};
     }};
 // Operands of the wrap: the value, a, b. The derivatives are a / value and b / value, and 0 if the
 // value is 0. Next to an infinite operand, a finite one has no influence.
-NodePtr ratio_to(G x, G o) {
+NodePtr ratio_to(NodeRef x, NodeRef o) {
   auto zero = prim::number(0, x->dtype), one = prim::number(1, x->dtype);
   auto infinite = prim::map(prim::kIsInf, {o}, DType::boolean);
   auto ratio = prim::div(x, prim::select(prim::equal(o, zero), one, o));
   auto top = prim::select(prim::map(prim::kIsInf, {x}, DType::boolean), prim::sign(x), zero);
   return prim::select(infinite, top, ratio);
 }
-const Op kHypot{.name = "hypot", .kind = Kind::wrap, .grad = [](G o, G g) {
+const Op kHypot{.name = "hypot", .kind = Kind::wrap, .grad = [](NodeRef o, NodeRef g) {
                   return Nodes{nullptr, prim::mul(g, ratio_to(o->in[1], o)),
                                prim::mul(g, ratio_to(o->in[2], o))};
                 }};
@@ -196,7 +196,7 @@ NamedArray logaddexp(Arr a, Arr b) {
 
 NamedArray logaddexp2(Arr a, Arr b) {
   auto [here, dtype, x, y] = Call2("logaddexp2", a, b, float_of);
-  auto natural = [&, wide = wide_of(dtype)](G v) {
+  auto natural = [&, wide = wide_of(dtype)](NodeRef v) {
     return Arr(NamedArray(prim::scale(prim::cast(v, wide), std::numbers::ln2)), a.at());
   };
   auto sum = logaddexp(natural(x), natural(y)).node();

@@ -21,25 +21,25 @@ NamedArray on(const char* name, const Arr& a, auto result) {
   auto [here, x] = Call(name, a);
   return NamedArray(result(x));
 }
-NodePtr same(const Op& op, G x) { return prim::map(op, {x}, x->dtype); }
-NodePtr truths(bool value, G x) { return prim::filled(value, DType::boolean, x->axes); }
-bool has_sign(G x) { return is_float(x->dtype) || is_signed(x->dtype); }
+NodePtr same(const Op& op, NodeRef x) { return prim::map(op, {x}, x->dtype); }
+NodePtr truths(bool value, NodeRef x) { return prim::filled(value, DType::boolean, x->axes); }
+bool has_sign(NodeRef x) { return is_float(x->dtype) || is_signed(x->dtype); }
 
 NamedArray scaled(const char* name, const Arr& a, double by) {
-  return on(name, a, [&](G x) { return prim::scale(prim::cast(x, float_of(x->dtype)), by); });
+  return on(name, a, [&](NodeRef x) { return prim::scale(prim::cast(x, float_of(x->dtype)), by); });
 }
 // Integers need no rounding.
 NamedArray rounding(const char* name, const Op& op, const Arr& a) {
-  return on(name, a, [&](G x) { return is_float(x->dtype) ? same(op, x) : x; });
+  return on(name, a, [&](NodeRef x) { return is_float(x->dtype) ? same(op, x) : x; });
 }
 // A predicate that has the same value for all integers.
 NamedArray question(const char* name, const Op& op, const Arr& a, bool of_integers) {
-  return on(name, a, [&](G x) {
+  return on(name, a, [&](NodeRef x) {
     return is_float(x->dtype) ? prim::map(op, {x}, DType::boolean) : truths(of_integers, x);
   });
 }
 NamedArray is_value(const char* name, const Arr& a, double v) {
-  return on(name, a, [&](G x) {
+  return on(name, a, [&](NodeRef x) {
     return is_float(x->dtype) ? prim::equal(x, number(v, x->dtype)) : truths(false, x);
   });
 }
@@ -52,28 +52,30 @@ NamedArray filled(const char* name, double v, DType dtype, const Axes& axes, Sou
 }  // namespace
 
 NamedArray abs(Arr a) {
-  return on("abs", a, [](G x) { return has_sign(x) ? same(prim::kAbs, x) : x; });
+  return on("abs", a, [](NodeRef x) { return has_sign(x) ? same(prim::kAbs, x) : x; });
 }
 NamedArray fabs(Arr a) {
-  return on("fabs", a, [](G x) { return same(prim::kAbs, prim::cast(x, float_of(x->dtype))); });
+  return on("fabs", a,
+            [](NodeRef x) { return same(prim::kAbs, prim::cast(x, float_of(x->dtype))); });
 }
 NamedArray rint(Arr a) {
-  return on("rint", a, [](G x) { return same(prim::kRound, prim::cast(x, float_of(x->dtype))); });
+  return on("rint", a,
+            [](NodeRef x) { return same(prim::kRound, prim::cast(x, float_of(x->dtype))); });
 }
 NamedArray sign(Arr a) {
-  return on("sign", a, [](G x) {
+  return on("sign", a, [](NodeRef x) {
     return has_sign(x) ? same(prim::kSign, x) : prim::cast(to_bool(x), x->dtype);
   });
 }
 NamedArray negative(Arr a) {
-  return on("negative", a, [](G x) {
+  return on("negative", a, [](NodeRef x) {
     if (x->dtype == DType::boolean)
       fail("negative", "negative is not defined for bool; use logical_not");
     return prim::neg(x);
   });
 }
 NamedArray positive(Arr a) {
-  return on("positive", a, [](G x) { return x; });
+  return on("positive", a, [](NodeRef x) { return x; });
 }
 NamedArray square(Arr a) { return multiply(a, a); }
 NamedArray reciprocal(Arr a) { return divide(Arr(1, a.at()), a); }
@@ -112,17 +114,17 @@ NamedArray signbit(Arr a) {
   return NamedArray(prim::less(x, prim::integer(0, x->dtype)));
 }
 NamedArray logical_not(Arr a) {
-  return on("logical_not", a, [](G x) { return prim::logical_not(to_bool(x)); });
+  return on("logical_not", a, [](NodeRef x) { return prim::logical_not(to_bool(x)); });
 }
 NamedArray bitwise_not(Arr a) {
-  return on("bitwise_not", a, [](G x) {
+  return on("bitwise_not", a, [](NodeRef x) {
     if (is_float(x->dtype))
       fail("bitwise_not", "expected integers or bools, got " + text(x->dtype));
     return same(x->dtype == DType::boolean ? prim::kNot : prim::kBitNot, x);
   });
 }
 NamedArray astype(Arr a, DType dtype) {
-  return on("astype", a, [&](G x) { return cast(x, dtype); });
+  return on("astype", a, [&](NodeRef x) { return cast(x, dtype); });
 }
 NamedArray stop_gradient(Arr a) { return on("stop_gradient", a, prim::stop_gradient); }
 
@@ -200,7 +202,7 @@ NodePtr evenly(const AxisSelector& selector, double start, double stop, bool end
   return prim::add(prim::scale(rest, start), prim::scale(t, stop));
 }
 // Returns the values in the requested dtype. Integers round down.
-NamedArray as_dtype(G x, std::optional<DType> dtype) {
+NamedArray as_dtype(NodeRef x, std::optional<DType> dtype) {
   auto d = dtype.value_or(DType::f32);
   return NamedArray(cast(is_integer(d) ? same(prim::kFloor, x) : x, d));
 }

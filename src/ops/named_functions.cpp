@@ -10,41 +10,49 @@ namespace haliax {
 namespace prim {
 namespace {
 
-NodePtr just_one(G like) { return number(1, like->dtype); }
-G of(G o) { return o->in[0]; }
+NodePtr just_one(NodeRef like) { return number(1, like->dtype); }
+NodeRef of(NodeRef o) { return o->in[0]; }
 
-const Op kExp2 =
-    map_op("exp2", Code::exp2, [](G o, G g) { return Nodes{scale(mul(g, o), std::log(2.0))}; });
-const Op kExpm1 =
-    map_op("expm1", Code::expm1, [](G o, G g) { return Nodes{mul(g, add(o, just_one(o)))}; });
-const Op kLog2 =
-    map_op("log2", Code::log2, [](G o, G g) { return Nodes{div(g, scale(of(o), std::log(2.0)))}; });
-const Op kCbrt =
-    map_op("cbrt", Code::cbrt, [](G o, G g) { return Nodes{div(scale(g, 1.0 / 3), square(o))}; });
-const Op kTan =
-    map_op("tan", Code::tan, [](G o, G g) { return Nodes{mul(g, add(square(o), just_one(o)))}; });
-const Op kAsin = map_op("arcsin", Code::asin, [](G o, G g) {
+const Op kExp2 = map_op("exp2", Code::exp2, [](NodeRef o, NodeRef g) {
+  return Nodes{scale(mul(g, o), std::log(2.0))};
+});
+const Op kExpm1 = map_op("expm1", Code::expm1,
+                         [](NodeRef o, NodeRef g) { return Nodes{mul(g, add(o, just_one(o)))}; });
+const Op kLog2 = map_op("log2", Code::log2, [](NodeRef o, NodeRef g) {
+  return Nodes{div(g, scale(of(o), std::log(2.0)))};
+});
+const Op kCbrt = map_op("cbrt", Code::cbrt, [](NodeRef o, NodeRef g) {
+  return Nodes{div(scale(g, 1.0 / 3), square(o))};
+});
+const Op kTan = map_op("tan", Code::tan, [](NodeRef o, NodeRef g) {
+  return Nodes{mul(g, add(square(o), just_one(o)))};
+});
+const Op kAsin = map_op("arcsin", Code::asin, [](NodeRef o, NodeRef g) {
   return Nodes{mul(g, rsqrt(sub(just_one(o), square(of(o)))))};
 });
-const Op kAcos = map_op("arccos", Code::acos, [](G o, G g) {
+const Op kAcos = map_op("arccos", Code::acos, [](NodeRef o, NodeRef g) {
   return Nodes{neg(mul(g, rsqrt(sub(just_one(o), square(of(o))))))};
 });
-const Op kAtan = map_op("arctan", Code::atan,
-                        [](G o, G g) { return Nodes{div(g, add(square(of(o)), just_one(o)))}; });
-NodePtr cosh(G);
-NodePtr sinh(G);
-const Op kSinh = map_op("sinh", Code::sinh, [](G o, G g) { return Nodes{mul(g, cosh(of(o)))}; });
-const Op kCosh = map_op("cosh", Code::cosh, [](G o, G g) { return Nodes{mul(g, sinh(of(o)))}; });
-NodePtr cosh(G a) { return map(kCosh, {a}, a->dtype); }
-NodePtr sinh(G a) { return map(kSinh, {a}, a->dtype); }
-const Op kAsinh = map_op("arcsinh", Code::asinh, [](G o, G g) {
+const Op kAtan = map_op("arctan", Code::atan, [](NodeRef o, NodeRef g) {
+  return Nodes{div(g, add(square(of(o)), just_one(o)))};
+});
+NodePtr cosh(NodeRef);
+NodePtr sinh(NodeRef);
+const Op kSinh =
+    map_op("sinh", Code::sinh, [](NodeRef o, NodeRef g) { return Nodes{mul(g, cosh(of(o)))}; });
+const Op kCosh =
+    map_op("cosh", Code::cosh, [](NodeRef o, NodeRef g) { return Nodes{mul(g, sinh(of(o)))}; });
+NodePtr cosh(NodeRef a) { return map(kCosh, {a}, a->dtype); }
+NodePtr sinh(NodeRef a) { return map(kSinh, {a}, a->dtype); }
+const Op kAsinh = map_op("arcsinh", Code::asinh, [](NodeRef o, NodeRef g) {
   return Nodes{mul(g, rsqrt(add(square(of(o)), just_one(o))))};
 });
-const Op kAcosh = map_op("arccosh", Code::acosh, [](G o, G g) {
+const Op kAcosh = map_op("arccosh", Code::acosh, [](NodeRef o, NodeRef g) {
   return Nodes{mul(g, rsqrt(sub(square(of(o)), just_one(o))))};
 });
-const Op kAtanh = map_op("arctanh", Code::atanh,
-                         [](G o, G g) { return Nodes{div(g, sub(just_one(o), square(of(o))))}; });
+const Op kAtanh = map_op("arctanh", Code::atanh, [](NodeRef o, NodeRef g) {
+  return Nodes{div(g, sub(just_one(o), square(of(o))))};
+});
 
 const bool functions_registered =
     register_ops({&kExp2, &kExpm1, &kLog2, &kCbrt, &kTan, &kAsin, &kAcos, &kAtan, &kSinh, &kCosh,
@@ -104,7 +112,7 @@ NamedArray sinc(Arr a) {
 namespace {
 
 // Returns the polynomial with these coefficients, the constant first.
-NodePtr polynomial(prim::G x, std::span<const double> coefficients) {
+NodePtr polynomial(NodeRef x, std::span<const double> coefficients) {
   auto result = prim::number(coefficients.back(), x->dtype);
   for (std::size_t k = coefficients.size() - 1; k-- > 0;)
     result = prim::add(prim::mul(result, x), prim::number(coefficients[k], x->dtype));
@@ -113,7 +121,7 @@ NodePtr polynomial(prim::G x, std::span<const double> coefficients) {
 // I0 for f64: the mean of exp(x cos t) over t in [0, pi], by the midpoint rule. For a periodic
 // function its error falls exponentially with the number of elements: these suffice for all finite
 // results.
-NodePtr bessel_by_mean(prim::G size) {
+NodePtr bessel_by_mean(NodeRef size) {
   const Axis angle(Name("(angle)"), 128);
   auto number = [&](double v) { return prim::number(v, DType::f64); };
   auto t = prim::scale(prim::add(prim::cast(prim::iota(angle), DType::f64), number(0.5)),
@@ -134,7 +142,7 @@ std::vector<double> derivative_of(std::span<const double> coefficients) {
 // I0 for f32: up to 8 the power series, whose terms are positive; then a polynomial in 16 / x - 1
 // (a least-squares fit at Chebyshev nodes) times exp(x) / sqrt(x). `slope`: its derivative. The
 // composed gradient of the series would compute powers that underflow, which is slow.
-NodePtr bessel_by_polynomials(prim::G size, bool slope) {
+NodePtr bessel_by_polynomials(NodeRef size, bool slope) {
   constexpr double kBorder = 8;
   static constexpr double kFar[] = {0.4021765094,    0.003360552242,  0.0001362171642,
                                     1.113981566e-05, 1.476115734e-06, 3.073322911e-07,
@@ -161,7 +169,7 @@ NodePtr bessel_by_polynomials(prim::G size, bool slope) {
   return prim::select(is_near, below, prim::mul(scaled, half));
 }
 // Operands of the wrap: the value, |x|.
-const Op kI0{.name = "i0", .kind = Kind::wrap, .grad = [](prim::G o, prim::G g) {
+const Op kI0{.name = "i0", .kind = Kind::wrap, .grad = [](NodeRef o, NodeRef g) {
                return Nodes{nullptr, prim::mul(g, bessel_by_polynomials(o->in[1], true))};
              }};
 const bool bessel_registered = prim::register_ops({&kI0});

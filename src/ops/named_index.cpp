@@ -24,14 +24,14 @@ std::int64_t position_on(const char* op, const Axis& a, std::int64_t i) {
   if (i < -a.size || i >= a.size) fail(op, fmt::format("position {} is outside of axis {}", i, a));
   return from_start(i, a);
 }
-void check_integer(const char* op, G ids) {
+void check_integer(const char* op, NodeRef ids) {
   if (!is_integer(ids->dtype))
     fail(op, fmt::format("expected an integer index, got {}{}", ids->dtype,
                          ids->dtype == DType::boolean ? "; use where with a mask"
                                                       : integer_hint(ids->dtype)));
 }
 // Returns the value of a scalar constant, such as a number that was converted to a NamedArray.
-std::optional<std::int64_t> known(const char* op, G n) {
+std::optional<std::int64_t> known(const char* op, NodeRef n) {
   if (!prim::is_number(n) || !visible(*n).empty()) return {};
   auto& number = *prim::stripped(n);
   if (!is_float(n->dtype)) return integer_of(number);
@@ -40,7 +40,7 @@ std::optional<std::int64_t> known(const char* op, G n) {
   return std::int64_t(v);
 }
 // Clamps to [0, most], in the dtype of positions up to `most`.
-NodePtr clamped(G start, std::int64_t most) {
+NodePtr clamped(NodeRef start, std::int64_t most) {
   auto d = prim::position_dtype(most);
   // A cast to a smaller dtype would truncate the value.
   if (bytes_of(start->dtype) > 4 || start->dtype == DType::u32) d = start->dtype;
@@ -50,13 +50,13 @@ NodePtr clamped(G start, std::int64_t most) {
 }
 // Returns the positions start, start + 1, ... of a window of the axis, moved so that the window
 // fits. Axes: (the axes of `start`, window).
-NodePtr window_ids(G start, const Axis& full, const Axis& window) {
+NodePtr window_ids(NodeRef start, const Axis& full, const Axis& window) {
   auto first = clamped(start, full.size - window.size);
   return prim::add(first, prim::iota(window, first->dtype));
 }
 // Returns the positions start, start + 1, ... of a dynamic slice, which may be out of range. Axes:
 // (the axes of `start`, window).
-NodePtr run_ids(G start, const Axis& full, const Axis& window) {
+NodePtr run_ids(NodeRef start, const Axis& full, const Axis& window) {
   const auto least = -(full.size + window.size), most = full.size;
   const auto d = prim::position_dtype(-least);
   auto x = start;
@@ -72,12 +72,12 @@ void check_length(const char* op, const Axis& a, std::int64_t length) {
   if (length < 0 || length > a.size)
     fail(op, fmt::format("a slice of length {} does not fit axis {}", length, a));
 }
-void check_start(const char* op, G start) {
+void check_start(const char* op, NodeRef start) {
   if (!known(op, start)) check_integer(op, start);
   if (auto axes = visible(*start); !axes.empty())
     fail(op, "the start of a slice must be a scalar, got an array with axes " + to_string(axes));
 }
-NodePtr window_of(G x, const Axis& a, G start, std::int64_t length) {
+NodePtr window_of(NodeRef x, const Axis& a, NodeRef start, std::int64_t length) {
   if (start->axes.empty()) {
     bool as_is =
         start->dtype == DType::i32 || start->dtype == DType::i64 || start->dtype == DType::u32;
@@ -230,7 +230,7 @@ struct AxisIndex {
   bool picked() const { return paired || (index && index->kind != By::range); }
 };
 // Returns one entry per axis of the array, in its order.
-std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
+std::vector<AxisIndex> parts_of(const char* op, NodeRef x, const Indices& indices) {
   std::vector<AxisIndex> parts;
   for (auto& a : visible(*x)) parts.push_back({.axis = a, .left = {a}});
   for (auto& [name, index] : indices) {
@@ -314,7 +314,7 @@ Axes picked_axes(const char* op, const std::vector<AxisIndex>& parts) {
   return shown;
 }
 // Returns x after all indices but arrays and the windows of `where`: they are views.
-NodePtr sliced(G x, const std::vector<AxisIndex>& parts, const prim::Where& where) {
+NodePtr sliced(NodeRef x, const std::vector<AxisIndex>& parts, const prim::Where& where) {
   auto n = x;
   for (auto& p : parts) {
     if (p.is(By::position) || p.is(By::range))
@@ -329,7 +329,7 @@ NodePtr sliced(G x, const std::vector<AxisIndex>& parts, const prim::Where& wher
   }
   return n;
 }
-NamedArray gathered(G n, const prim::Where& where, const Axes& shown, Outside outside) {
+NamedArray gathered(NodeRef n, const prim::Where& where, const Axes& shown, Outside outside) {
   if (where.empty()) return wrap(prim::fit(n, with_hidden({n}, shown)));
   Nodes all{n};
   for (auto& w : where) all.push_back(w.second);

@@ -23,7 +23,7 @@ NodePtr padded_positions(PadMode mode, const Axis& a, std::int64_t before, const
   const auto d = prim::position_dtype(2 * (padded.size + n));
   auto number = [&](std::int64_t v) { return prim::integer(v, d); };
   auto at = prim::sub(prim::iota(padded, d), number(before));
-  auto mod = [&](G x, std::int64_t by) { return prim::map(prim::kMod, {x, number(by)}, d); };
+  auto mod = [&](NodeRef x, std::int64_t by) { return prim::map(prim::kMod, {x, number(by)}, d); };
   if (mode == PadMode::edge) return prim::max(number(0), prim::min(at, number(n - 1)));
   if (mode == PadMode::wrap) return mod(at, n);
   // A mirror image has a period of two copies; `reflect` shares the elements at both edges.

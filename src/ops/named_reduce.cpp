@@ -29,12 +29,12 @@ struct Reduced {
     narrow = float_of(x->dtype);
     wide = wide_of(x->dtype);
   }
-  NodePtr by(Monoid m, G v) const {
+  NodePtr by(Monoid m, NodeRef v) const {
     return prim::reduce(m, mask ? prim::select(mask, v, prim::identity(m, v->dtype), full) : v,
                         rest);
   }
-  NodePtr sum(G v) const { return by(Monoid::sum, v); }
-  NodePtr greatest(G v) const { return prim::stop_gradient(by(Monoid::max, v)); }
+  NodePtr sum(NodeRef v) const { return by(Monoid::sum, v); }
+  NodePtr greatest(NodeRef v) const { return prim::stop_gradient(by(Monoid::max, v)); }
   // Returns the number of summed elements: a scalar, or an array if there is a mask.
   NodePtr count(DType d) const {
     if (!mask) return prim::number(double(axis_size(over)), d);
@@ -48,7 +48,7 @@ struct Reduced {
     narrow = *dtype;
     wide = wide_of(*dtype);
   }
-  NodePtr centred(G v) const { return prim::sub(v, prim::div(sum(v), count(wide))); }
+  NodePtr centred(NodeRef v) const { return prim::sub(v, prim::div(sum(v), count(wide))); }
   // Computes the variance in the wide dtype, in two passes.
   NodePtr variance(int ddof) const {
     auto n = count(wide), from_mean = centred(prim::cast(x, wide)),
@@ -58,7 +58,7 @@ struct Reduced {
     auto none = prim::less_equal(freedom, prim::number(0, wide));
     return prim::fit(prim::select(none, prim::number(NAN, wide), v), rest);
   }
-  NamedArray result(G v) const { return NamedArray(prim::cast(v, narrow)); }
+  NamedArray result(NodeRef v) const { return NamedArray(prim::cast(v, narrow)); }
   void check_not_empty() const {
     if (axis_size(over) == 0)
       fail(op, "there are no elements along " + to_string(over) +
@@ -86,7 +86,7 @@ NamedArray position(const char* op, bool largest, const Arr& a,
 }
 
 // ---- softmax and logsumexp: composed values, with direct gradients ----
-const Op kSoftmax{.name = "softmax", .kind = Kind::wrap, .grad = [](G o, G g) {
+const Op kSoftmax{.name = "softmax", .kind = Kind::wrap, .grad = [](NodeRef o, NodeRef g) {
                     Axes over;
                     for (auto n : ReduceAttr::of(*o).over) over.push_back(*find(*o, n));
                     auto slope = prim::mul(g, o);
@@ -99,7 +99,7 @@ const bool reductions_registered = prim::register_ops({&prim::kLogsumexp, &kSoft
 // The gradient reads nodes of the value, so that exp is evaluated once for both. The shift by the
 // maximum has no derivative.
 const Op prim::kLogsumexp{
-    .name = "logsumexp", .kind = Kind::wrap, .grad = [](G o, G g) {
+    .name = "logsumexp", .kind = Kind::wrap, .grad = [](NodeRef o, NodeRef g) {
       auto &e = o->in[2], &total = o->in[3];
       auto none = equal(total, number(0, o->dtype));  // all terms are -inf: the derivative is 0
       return Nodes{nullptr, mul(e, div(g, select(none, number(1, o->dtype), total))), nullptr,

@@ -35,7 +35,7 @@ NamedArray renamed(const Arr& array, const Renames& renames) {
   check_unique(op, result);
   return wrap(prim::rename(x, r.from, r.to));
 }
-NodePtr arranged(G x, const Axes& order) { return prim::fit(x, with_hidden({x}, order)); }
+NodePtr arranged(NodeRef x, const Axes& order) { return prim::fit(x, with_hidden({x}, order)); }
 
 NamedArray broadcasted(const char* op, const Arr& a, const Axes& requested, bool ensure_order,
                        bool enforce_no_extra) {
@@ -52,7 +52,7 @@ NamedArray broadcasted(const char* op, const Arr& a, const Axes& requested, bool
 }
 
 // Returns the axes of x with `parts` in place of `axis`.
-Axes with_parts(const char* op, G x, const Axis& axis, const Axes& parts) {
+Axes with_parts(const char* op, NodeRef x, const Axis& axis, const Axes& parts) {
   auto out = replaced(visible(*x), axis.name, parts);
   check_unique(op, out);
   return out;
@@ -99,8 +99,8 @@ void check_same(const char* op, const Axes& first, const Axes& other, Name but) 
 struct Square {
   Axis a, b;
   NodePtr row, column;
-  Square(const char* op, const char* what, G x, const AxisSelector& s1, const AxisSelector& s2,
-         int offset)
+  Square(const char* op, const char* what, NodeRef x, const AxisSelector& s1,
+         const AxisSelector& s2, int offset)
       : a(axis_of(op, x, s1)), b(axis_of(op, x, s2)) {
     if (a.name == b.name)
       fail(op, fmt::format("axis {} is given twice; a {} needs two axes", a.name, what));
@@ -109,7 +109,7 @@ struct Square {
     column = prim::iota(b, d);
   }
 };
-NodePtr zero_outside(G inside, G x, const Axes& axes) {  // zero elsewhere
+NodePtr zero_outside(NodeRef inside, NodeRef x, const Axes& axes) {  // zero elsewhere
   return prim::select(inside, x, prim::number(0, x->dtype), axes);
 }
 NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
@@ -124,7 +124,7 @@ NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
 // Operands: the values on a diagonal, the array, and a mask that is true on the diagonal. The
 // composed gradient would fill an array with zeros and then scatter to its diagonal.
 const Op kDiagonal{
-    .name = "trace_diagonal", .kind = Kind::wrap, .grad = [](G o, G g) {
+    .name = "trace_diagonal", .kind = Kind::wrap, .grad = [](NodeRef o, NodeRef g) {
       return Nodes{nullptr, zero_outside(o->in[2], g, joined(o->in[1]->axes, g->axes)), nullptr};
     }};
 const bool diagonal_registered = prim::register_ops({&kDiagonal});
@@ -277,7 +277,7 @@ NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& 
 // ---- repetition and movement along an axis ----
 namespace {
 // Returns n copies along an axis: each element n times (`inner`), or the full axis n times.
-NodePtr copies(const char* op, G x, const AxisSelector& axis, std::int64_t n, bool inner) {
+NodePtr copies(const char* op, NodeRef x, const AxisSelector& axis, std::int64_t n, bool inner) {
   auto a = axis_of(op, x, axis);
   if (n < 0 || (a.size > 0 && n > most_elements / a.size))
     fail(op, fmt::format("cannot repeat axis {} {} times", a, n));

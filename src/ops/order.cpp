@@ -36,12 +36,12 @@ void sort_lower(const Node& n, Emit& e) {
 //     y[k - 1] * r[k],   r[k] = g[k] + x[k + 1] * r[k + 1].
 //
 // The formula has no division, so zeros are valid. The recurrence is computed by doubling.
-NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
+NodePtr cumprod_grad(NodeRef x, NodeRef y, NodeRef g, Name axis, bool reverse) {
   auto full = *find(*x, axis);
   auto n = full.size;
   if (n < 2) return g;
-  auto turned = [&](G v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
-  auto part = [&](G v, std::int64_t from, std::int64_t to) {
+  auto turned = [&](NodeRef v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
+  auto part = [&](NodeRef v, std::int64_t from, std::int64_t to) {
     return slice(v, axis, from, to - from);
   };
   auto ones = filled(1, x->dtype, replaced(x->axes, axis, {full.resize(1)}));
@@ -88,7 +88,7 @@ const Op kArgsort{.name = "argsort",
 const Op kSort{.name = "sort",
                .kind = Kind::step,
                .grad =
-                   [](G o, G g) {
+                   [](NodeRef o, NodeRef g) {
                      auto& x = o->in[0];
                      Name axis = AlongAttr::of(*o).axis;
                      return Nodes{scatter(filled(0, x->dtype, x->axes), g,
@@ -101,7 +101,7 @@ const Op kSort{.name = "sort",
 const Op kCumulative{.name = "cumulative",
                      .kind = Kind::step,
                      .grad =
-                         [](G o, G g) {
+                         [](NodeRef o, NodeRef g) {
                            auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
                            if (monoid == Monoid::sum)
                              return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
@@ -116,11 +116,13 @@ const Op kCumulative{.name = "cumulative",
                      .blockwise = cumulative_blockwise,
                      .block_scan = cumulative_block_scan};
 
-NodePtr argsort(G x, Name axis) {
+NodePtr argsort(NodeRef x, Name axis) {
   return make(kArgsort, {x}, x->axes, position_dtype(find(*x, axis)->size), AlongAttr{axis}.attr());
 }
-NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, AlongAttr{axis}.attr()); }
-NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
+NodePtr sort(NodeRef x, Name axis) {
+  return make(kSort, {x}, x->axes, x->dtype, AlongAttr{axis}.attr());
+}
+NodePtr cumulative(Monoid m, NodeRef x, Name axis, bool reverse) {
   return make(kCumulative, {x}, x->axes, x->dtype, CumulativeAttr{axis, m, reverse}.attr());
 }
 
@@ -143,7 +145,7 @@ NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m,
 }
 // Returns a key whose ascending order is the descending order of the values. NaN is
 // the largest value and has the first position.
-NodePtr descending(G x) {
+NodePtr descending(NodeRef x) {
   if (x->dtype == DType::boolean) return prim::logical_not(x);
   // -1 - x, or maximum - x for unsigned integers: never overflows
   if (is_integer(x->dtype)) return prim::map(prim::kBitNot, {x}, x->dtype);

@@ -99,8 +99,8 @@ Linear scatter_zero_in(const Node& n, std::size_t k) {
 }
 // ---- gradients of gathers ----
 // Returns the inverse of a permutation along an axis, or null if the ids are no permutation.
-NodePtr inverse_permutation(G ids, Name axis) {
-  auto permutes = [&](G n) { return n->op == &kArgsort && AlongAttr::of(*n).axis == axis; };
+NodePtr inverse_permutation(NodeRef ids, Name axis) {
+  auto permutes = [&](NodeRef n) { return n->op == &kArgsort && AlongAttr::of(*n).axis == axis; };
   if (!permutes(ids)) return nullptr;
   return permutes(ids->in[0]) ? ids->in[0] : argsort(ids, axis);
 }
@@ -108,7 +108,7 @@ NodePtr inverse_permutation(G ids, Name axis) {
 // cheaper than a sum of updates. Returns null for other gathers, and for short rows, for which the
 // sort of the inverse permutation costs more.
 constexpr std::int64_t kLongRow = 16;
-NodePtr permuted_back(const Node& o, G g) {
+NodePtr permuted_back(const Node& o, NodeRef g) {
   auto &table = o.in[0], &ids = o.in[1];
   auto picked = picks_of(o, 1);
   if (picked.size() != 1 || table->size() < kLongRow * ids->size()) return nullptr;
@@ -123,7 +123,7 @@ NodePtr permuted_back(const Node& o, G g) {
   return gather(g, {{along, rename(inverse, {along}, {axis})}}, table->axes, Outside::clamp);
 }
 // The cotangent of a roll is rolled back. Returns null for other gathers.
-NodePtr rolled_back(const Node& o, G g) {
+NodePtr rolled_back(const Node& o, NodeRef g) {
   auto& table = o.in[0];
   auto& picked = indexed_axes(o);
   const NodePtr by = picked.size() == 1 ? rolled_by(o, picked[0]) : nullptr;
@@ -135,12 +135,12 @@ NodePtr rolled_back(const Node& o, G g) {
 }
 // ---- gradients of scatters ----
 // Returns zeros (or ones) with `updates` combined at the positions of the scatter.
-NodePtr combined(const Node& o, double start, G updates, Update how, bool clamp) {
+NodePtr combined(const Node& o, double start, NodeRef updates, Update how, bool clamp) {
   return scatter(filled(start, updates->dtype, o.axes), updates, picks_of(o, 2), how, clamp);
 }
 // The derivative by one factor is the product of the other factors of its element. It is computed
 // from the product of the nonzero factors and the number of zeros, so that it is exact at 0.
-void mul_gradient(G o, G g, bool clamp, auto picked, Nodes& out) {
+void mul_gradient(NodeRef o, NodeRef g, bool clamp, auto picked, Nodes& out) {
   auto &base = o->in[0], &u = o->in[1];
   auto zero = equal(u, number(0, u->dtype)), is_zero = cast(zero, u->dtype);
   auto factors = select(zero, number(1, u->dtype), u);
@@ -151,7 +151,7 @@ void mul_gradient(G o, G g, bool clamp, auto picked, Nodes& out) {
   out[1] = select(equal(picked(zeros), is_zero), others, number(0, u->dtype));
 }
 // The operands that equal the result share the gradient evenly.
-void extreme_gradient(G o, G g, bool clamp, auto picked, Nodes& out) {
+void extreme_gradient(NodeRef o, NodeRef g, bool clamp, auto picked, Nodes& out) {
   auto &base = o->in[0], &u = o->in[1];
   auto zero = number(0, g->dtype);
   auto own = equal(base, o), hits = equal(u, picked(o));
@@ -181,7 +181,7 @@ const Op kGather{.name = "take",
                  .kind = Kind::step,
                  .linear = Linear::no,
                  .grad =
-                     [](G o, G g) {
+                     [](NodeRef o, NodeRef g) {
                        auto& table = o->in[0];
                        Nodes out(o->in.size());
                        if ((out[0] = rolled_back(*o, g)) || (out[0] = permuted_back(*o, g)))
@@ -206,12 +206,12 @@ const Op kScatter{
     .kind = Kind::step,
     .linear = Linear::no,
     .grad =
-        [](G o, G g) {
+        [](NodeRef o, NodeRef g) {
           auto where = picks_of(*o, 2);
           auto& updates = o->in[1];
           auto how = ScatterAttr::of(*o);
           bool clamp = how.clamp;
-          auto picked = [&](G x) {
+          auto picked = [&](NodeRef x) {
             return gather(x, where, updates->axes, clamp ? Outside::clamp : Outside::zero);
           };
           Nodes out(o->in.size());
@@ -248,13 +248,13 @@ Where picks_of(const Node& n, std::size_t first) {
   for (auto axis : indexed_axes(n)) w.push_back({axis, n.in[first + w.size()]});
   return w;
 }
-NodePtr signed_ids(G ids, std::int64_t size) {
+NodePtr signed_ids(NodeRef ids, std::int64_t size) {
   auto d =
       bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 ? DType::i64 : position_dtype(2 * size);
   auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, d);
   return select(less(x, integer(0, x->dtype)), add(x, integer(size, x->dtype)), x);
 }
-NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
+NodePtr gather(NodeRef table, const Where& where, const Axes& out, Outside outside) {
   Nodes in{table};
   GatherAttr attr{{}, outside};
   for (auto& [axis, ids] : where) {
@@ -264,7 +264,7 @@ NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
 
   return make(kGather, in, out, table->dtype, attr.attr());
 }
-NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp) {
+NodePtr scatter(NodeRef base, NodeRef updates, const Where& where, Update update, bool clamp) {
   Axes dims;  // axes of the ids, then the remaining axes of the base
   Axes rest = base->axes;
   for (auto& [axis, ids] : where) {

@@ -220,13 +220,13 @@ void ragged_lower(const Node& n, Emit& e) {
                        : program::CustomText{kRaggedText, {kRows, kColumns}};
   e.push(std::move(s));
 }
-Nodes ragged_grad(G o, G g) {
+Nodes ragged_grad(NodeRef o, NodeRef g) {
   auto r = RaggedAttr::of(*o);
   auto &x = o->in[0], &weight = o->in[1], &sizes = o->in[2];
   return {ragged(g, weight, sizes, {r.rows, r.groups, r.columns, r.inner}),
           ragged_sums(x, g, sizes, r, *find(*weight, r.groups)), nullptr};
 }
-Nodes ragged_sums_grad(G o, G g) {
+Nodes ragged_sums_grad(NodeRef o, NodeRef g) {
   auto r = RaggedAttr::of(*o);
   auto &a = o->in[0], &b = o->in[1], &sizes = o->in[2];
   return {ragged(b, g, sizes, {r.rows, r.groups, r.columns, r.inner}), ragged(a, g, sizes, r),
@@ -250,13 +250,13 @@ const Op kRaggedSums{.name = "ragged_sums",
                      .linear_in = ragged_linear,
                      .fault = ragged_fault};
 
-NodePtr ragged(G x, G weight, G sizes, const RaggedAttr& r) {
+NodePtr ragged(NodeRef x, NodeRef weight, NodeRef sizes, const RaggedAttr& r) {
   auto axes = joined(without(x->axes, {*find(*x, r.inner)}),
                      without(weight->axes, {*find(*weight, r.groups), *find(*weight, r.inner)}));
   axes = joined(axes, without(sizes->axes, {*find(*sizes, r.groups)}));
   return make(kRagged, {x, weight, sizes}, axes, x->dtype, r.attr());
 }
-NodePtr ragged_sums(G a, G b, G sizes, const RaggedAttr& r, const Axis& groups) {
+NodePtr ragged_sums(NodeRef a, NodeRef b, NodeRef sizes, const RaggedAttr& r, const Axis& groups) {
   auto rest = without(joined(a->axes, b->axes),
                       {*find(*a, r.rows), *find(*a, r.inner), *find(*b, r.columns)});
   rest = joined(rest, without(sizes->axes, {groups}));

@@ -15,11 +15,10 @@ struct RaggedAttr {
 };
 // Returns x[rows, inner] times the weight[groups, inner, columns] of the group of each row. Rows of
 // no group are 0. `sizes` are i64, over the groups. Other axes are batch axes.
-NodePtr ragged(const NodePtr& x, const NodePtr& weight, const NodePtr& sizes, const RaggedAttr&);
+NodePtr ragged(NodeRef x, NodeRef weight, NodeRef sizes, const RaggedAttr&);
 // Returns for each group the sum over its rows of a[rows, inner] b[rows, columns], with the axes
 // (groups, inner, columns): the gradient of the weights.
-NodePtr ragged_sums(const NodePtr& a, const NodePtr& b, const NodePtr& sizes, const RaggedAttr&,
-                    const Axis& groups);
+NodePtr ragged_sums(NodeRef a, NodeRef b, NodeRef sizes, const RaggedAttr&, const Axis& groups);
 extern const Op kRagged, kRaggedSums;
 
 }  // namespace haliax::prim

@@ -23,7 +23,7 @@ Axis word_axis() { return {key_word, 2}; }
 NodePtr first_word() { return prim::equal(prim::iota(word_axis(), DType::u32), u32(0)); }
 
 // ---- keys: the words have axes (hidden..., others..., key_word) ----
-Key pack(G w0, G w1) {
+Key pack(NodeRef w0, NodeRef w1) {
   auto axes = with_hidden({w0, w1}, union_axes(visible(*w0), visible(*w1), context().origin.at));
   axes.push_back(word_axis());
   return {NamedArray(prim::map(prim::kSelect, {first_word(), w0, w1}, DType::u32, &axes))};
@@ -73,7 +73,7 @@ NodePtr raw_bits(const Key& k, const Axes& axes, DType d) {
 }
 
 // Returns the result of a draw: hidden axes first, then the requested axes, in their order.
-NamedArray drawn(G x, const Axes& requested) {
+NamedArray drawn(NodeRef x, const Axes& requested) {
   return constrained("random", NamedArray(prim::fit(x, with_hidden({x}, requested))));
 }
 
@@ -127,7 +127,7 @@ NodePtr parameter(const char* op, Arr a, DType d, const Axes& axes) {
   return prim::cast(a.node(), d);
 }
 // Returns max(low, u * (high - low) + low), rounded once.
-NodePtr between(G u, G low, G high) {
+NodePtr between(NodeRef u, NodeRef low, NodeRef high) {
   bool fixed = prim::is_number(low) && prim::is_number(high);
   if (fixed && real_of(*low) == 0 && real_of(*high) == 1) return u;
   auto width =
@@ -145,7 +145,7 @@ double below_one(DType d) {
               : d == DType::bf16 ? 0x1p-8
                                  : 0x1p-24);
 }
-NodePtr from_erf(G u) {
+NodePtr from_erf(NodeRef u) {
   return prim::scale(prim::map(prim::kErfinv, {u}, u->dtype), std::sqrt(2.0));
 }
 NodePtr gumbel_of(const Key& k, const Axes& axes, DType d) {
@@ -160,7 +160,7 @@ std::int64_t integral(const char* op, Arr a) {
     fail(op, std::to_string(a.number()) + " is not an integer");
   return std::int64_t(a.number());
 }
-NodePtr rest(G a, G b) { return mod(NamedArray(a), NamedArray(b)).node(); }
+NodePtr rest(NodeRef a, NodeRef b) { return mod(NamedArray(a), NamedArray(b)).node(); }
 
 // Returns a random order of an axis: several rounds of a sort by random bits. The number of rounds
 // makes the effect of equal bits negligible.
@@ -281,11 +281,11 @@ NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr u
   constexpr auto op = "random.truncated_normal";
   Draw here(op, k, spec, at, d);
   auto low = parameter(op, lower, d, spec), high = parameter(op, upper, d, spec);
-  auto below = [&](G b) {  // probability below the bound, up to the affine map of erf
+  auto below = [&](NodeRef b) {  // probability below the bound, up to the affine map of erf
     if (prim::is_number(b)) return prim::number(std::erf(real_of(*b) * std::sqrt(0.5)), d);
     return prim::map(prim::kErf, {prim::scale(b, std::sqrt(0.5))}, d);
   };
-  auto towards = [&](G b, double end) {
+  auto towards = [&](NodeRef b, double end) {
     return nextafter(NamedArray(prim::stop_gradient(b)), NamedArray(prim::number(end, d))).node();
   };
   auto x = from_erf(between(unit(k, spec, d), below(low), below(high)));
@@ -358,7 +358,7 @@ namespace {
 NodePtr drawn_between(const Key& k, const Axes& axes, DType d, double low) {
   return between(unit(k, axes, d), prim::number(low, d), prim::number(1, d));
 }
-NodePtr log1p(G x) { return prim::map(prim::kLog1p, {x}, x->dtype); }
+NodePtr log1p(NodeRef x) { return prim::map(prim::kLog1p, {x}, x->dtype); }
 NodePtr standard_exponential(const Key& k, const Axes& axes, DType d) {
   return prim::neg(log1p(prim::neg(unit(k, axes, d))));
 }
@@ -439,7 +439,7 @@ namespace {
 // Returns the positions that `choice` selects along an axis, with the axes `requested`. `p`: the
 // probabilities along the axis, or null.
 NodePtr chosen_positions(const Key& k, const Axes& requested, const Axis& along, bool replace,
-                         G p) {
+                         NodeRef p) {
   const auto draws = axis_size(requested);
   const Axis slots(Name("(draws)"), draws);
   const auto at = context().origin.at;

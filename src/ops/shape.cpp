@@ -26,7 +26,7 @@ Place fit_view(const Node& n, const Place& in, Emit&) {
 // Returns the place of a slice of an array at `p`. dynamic: a start that is added to c.start,
 // clamped so that the slice is inside of the array; null: none. For example, positions 2 and 4 of
 // an axis with stride 3 have an offset of 6 elements and a stride of 6.
-Place place_of_slice(const SliceAttr& c, const Axes& full, Place p, G dynamic, Emit& e) {
+Place place_of_slice(const SliceAttr& c, const Axes& full, Place p, NodeRef dynamic, Emit& e) {
   auto d = position(full, c.axis);
   auto stride = p.strides[d];
   p.offset += c.start * stride;
@@ -48,7 +48,8 @@ NodePtr dynamic_of(const Node& n) { return n.in.size() > 1 ? n.in[1] : nullptr; 
 Axes sliced_axes(const Axes& full, const SliceAttr& c) {
   return replaced(full, c.axis, c.drop ? Axes{} : Axes{Axis(c.axis, c.size)});
 }
-NodePtr make_sliced(const Op& op, G x, const Axes& axes, const SliceAttr& c, NodePtr dynamic) {
+NodePtr make_sliced(const Op& op, NodeRef x, const Axes& axes, const SliceAttr& c,
+                    NodePtr dynamic) {
   Nodes in{x};
   if (dynamic) in.push_back(std::move(dynamic));
   return build(op, std::move(in), axes, x->dtype, c.attr());
@@ -202,7 +203,7 @@ std::string concat_fault(const Node& n) {
 const Op kFit{.name = "fit",
               .kind = Kind::view,
               .linear = Linear::moves,
-              .grad = [](G, G g) { return Nodes{g}; },
+              .grad = [](NodeRef, NodeRef g) { return Nodes{g}; },
               .view = fit_view,
               .along = fit_along,
               .fault = view_fault,
@@ -211,7 +212,7 @@ const Op kRename{.name = "rename",
                  .kind = Kind::view,
                  .linear = Linear::moves,
                  .grad =
-                     [](G o, G g) {
+                     [](NodeRef o, NodeRef g) {
                        auto r = RenameAttr::of(*o);
                        return Nodes{rename(g, r.to, r.from)};
                      },
@@ -223,7 +224,7 @@ const Op kSlice{.name = "slice",
                 .kind = Kind::view,
                 .linear = Linear::moves,
                 .grad =
-                    [](G o, G g) {
+                    [](NodeRef o, NodeRef g) {
                       auto c = SliceAttr::of(*o);
                       Nodes out(o->in.size());
                       out[0] =
@@ -241,7 +242,7 @@ const Op kPlace{.name = "place",
                 .kind = Kind::step,
                 .linear = Linear::moves,
                 .grad =
-                    [](G o, G g) {
+                    [](NodeRef o, NodeRef g) {
                       Nodes out(o->in.size());
                       out[0] = slice(g, SliceAttr::of(*o), dynamic_of(*o));
                       return out;
@@ -256,7 +257,7 @@ const Op kFlatten{.name = "flatten",
                   .kind = Kind::view,
                   .linear = Linear::moves,
                   .grad =
-                      [](G o, G g) {
+                      [](NodeRef o, NodeRef g) {
                         auto r = RegroupAttr::of(*o);
                         Axes parts;
                         for (auto p : r.parts) parts.push_back(*find(*o->in[0], p));
@@ -270,7 +271,7 @@ const Op kUnflatten{.name = "unflatten",
                     .kind = Kind::view,
                     .linear = Linear::moves,
                     .grad =
-                        [](G o, G g) {
+                        [](NodeRef o, NodeRef g) {
                           auto r = RegroupAttr::of(*o);
                           return Nodes{flatten(g, r.parts, *find(*o->in[0], r.flat))};
                         },
@@ -281,7 +282,7 @@ const Op kConcat{.name = "concatenate",
                  .kind = Kind::step,
                  .linear = Linear::moves,
                  .grad =
-                     [](G o, G g) {
+                     [](NodeRef o, NodeRef g) {
                        Nodes out;
                        for (auto& s : concat_stretches(*o))
                          out.push_back(slice(g, AlongAttr::of(*o).axis, s.to, s.size));
@@ -292,7 +293,7 @@ const Op kConcat{.name = "concatenate",
                  .segments = concat_stretches,
                  .fault = concat_fault};
 
-NodePtr fit(G x, const Axes& axes) {
+NodePtr fit(NodeRef x, const Axes& axes) {
   for (auto& a : x->axes)
     if (auto* now = find_axis(axes, a.name); now ? now->size != a.size : a.size != 1)
       fail("fit", "axis " + std::string(a.name.text()) + " of " + to_string(x->axes) +
@@ -305,7 +306,7 @@ NodePtr rebuilt(const Node& n, Nodes in, const Axes& axes) {
   if (n.op == &kSlice) return slice(in[0], SliceAttr::of(n), in.size() > 1 ? in[1] : nullptr);
   return build(*n.op, std::move(in), axes, n.dtype, n.attr);
 }
-NodePtr rename(G x, const Names& from, const Names& to) {
+NodePtr rename(NodeRef x, const Names& from, const Names& to) {
   RenameAttr r;  // only names that change
   Axes axes = x->axes;
   for (auto& a : axes) {
@@ -319,19 +320,19 @@ NodePtr rename(G x, const Names& from, const Names& to) {
   return build(kRename, {x}, axes, x->dtype, r.attr());
 }
 
-NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_t step, bool drop,
-              NodePtr dynamic) {
+NodePtr slice(NodeRef x, Name axis, std::int64_t start, std::int64_t size, std::int64_t step,
+              bool drop, NodePtr dynamic) {
   return slice(x, SliceAttr{axis, start, size, step, drop}, std::move(dynamic));
 }
-NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
+NodePtr slice(NodeRef x, const SliceAttr& c, NodePtr dynamic) {
   return make_sliced(kSlice, x, sliced_axes(x->axes, c), c, std::move(dynamic));
 }
-NodePtr slice_at(G x, G index, bool drop) {
+NodePtr slice_at(NodeRef x, NodeRef index, bool drop) {
   auto loop_index = IndexAttr::of(*index);
   return block_of(x, {{loop_index.axis.name, index, loop_index.chunk, drop}});
 }
-NodePtr place(G x, const Axes& full, Name axis, std::int64_t start, std::int64_t step, bool drop,
-              NodePtr dynamic) {
+NodePtr place(NodeRef x, const Axes& full, Name axis, std::int64_t start, std::int64_t step,
+              bool drop, NodePtr dynamic) {
   auto* part = find(*x, axis);
   SliceAttr c{axis, start, drop || !part ? 1 : part->size, step, drop};
   // The other axes of the result are the axes of x: a gradient may have another order, but never
@@ -340,7 +341,7 @@ NodePtr place(G x, const Axes& full, Name axis, std::int64_t start, std::int64_t
   return make_sliced(kPlace, fitted, full, c, std::move(dynamic));
 }
 
-NodePtr flatten(G x, const Names& old, const Axis& flat) {
+NodePtr flatten(NodeRef x, const Names& old, const Axis& flat) {
   Axes axes;
   bool done = false;
   for (auto& a : x->axes) {
@@ -354,7 +355,7 @@ NodePtr flatten(G x, const Names& old, const Axis& flat) {
   }
   return build(kFlatten, {x}, axes, x->dtype, RegroupAttr{old, flat.name}.attr());
 }
-NodePtr unflatten(G x, Name flat, const Axes& parts) {
+NodePtr unflatten(NodeRef x, Name flat, const Axes& parts) {
   auto axes = replace_axis(x->axes, flat, parts, context().origin.at);
   return build(kUnflatten, {x}, axes, x->dtype, RegroupAttr{names_of(parts), flat}.attr());
 }
@@ -363,7 +364,7 @@ NodePtr concat(const Nodes& xs, const Axis& full) {
   return make(kConcat, xs, replaced(xs[0]->axes, full.name, {full}), xs[0]->dtype,
               AlongAttr{full.name}.attr());
 }
-NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
+NodePtr pad(NodeRef x, Name axis, std::int64_t before, std::int64_t after, NodeRef value) {
   Nodes parts;
   Axes piece = x->axes;
   auto& mine = piece[position(piece, axis)];

@@ -11,8 +11,8 @@
 namespace haliax::prim {
 namespace {
 
-const NodePtr& x(const NodeSpec& d) { return d.in[0]; }
-const NodePtr& y(const NodeSpec& d) { return d.in[1]; }
+NodeRef x(const NodeSpec& d) { return d.in[0]; }
+NodeRef y(const NodeSpec& d) { return d.in[1]; }
 
 // ---- elementwise ----
 // Two scalars, in the precision of their dtype.

@@ -54,7 +54,7 @@ std::string window_fault(const Node& n) {
 }
 // Returns the windows as a concatenation of slices along each kernel axis. A slice needs its
 // neighbors only at the ends of a block.
-NodePtr window_blockwise(const NodePtr& n, Name, int) {
+NodePtr window_blockwise(NodeRef n, Name, int) {
   auto w = WindowAttr::of(*n);
   // Adds the kernel axes one by one; `at` is the offset within each axis.
   auto from = [&](auto& self, std::size_t k, std::vector<std::int64_t> at) -> NodePtr {
@@ -84,11 +84,11 @@ Name unused(Name like, const char* suffix, const Axes& taken) {
   while (has(taken, text)) text += "'";
   return text;
 }
-NodePtr reversed(G x, const Axis& axis) {
+NodePtr reversed(NodeRef x, const Axis& axis) {
   return axis.size < 2 ? x : slice(x, axis.name, axis.size - 1, axis.size, -1);
 }
 // Adds zeros before and after an axis, or removes positions if a count is negative.
-NodePtr padded(G x, Name axis, std::int64_t before, std::int64_t after) {
+NodePtr padded(NodeRef x, Name axis, std::int64_t before, std::int64_t after) {
   auto size = find(*x, axis)->size;
   auto skipped = std::max<std::int64_t>(0, -before), end = std::max<std::int64_t>(0, -after);
   auto inner = skipped || end ? slice(x, axis, skipped, size - skipped - end) : x;
@@ -112,7 +112,7 @@ class Adjoint {
       if (w.sides[s].stride > 1 && kernels_of(w, s) != 1) return false;
     return true;
   }
-  NodePtr of(G y, G weight, std::size_t s = 0) const {
+  NodePtr of(NodeRef y, NodeRef weight, std::size_t s = 0) const {
     if (s == w_.sides.size()) {
       WindowAttr now = w_;
       Axes axes = full_;
@@ -142,14 +142,14 @@ class Adjoint {
   std::int64_t common_step(const WindowAttr::KernelAxis& k) const {
     return std::gcd(w_.sides[k.side].stride, k.dilation);
   }
-  NodePtr adjacent(G y, G weight, std::size_t s) const {
+  NodePtr adjacent(NodeRef y, NodeRef weight, std::size_t s) const {
     auto reach = w_.reach(s);
     auto turned = weight;
     for (auto& k : w_.kernels)
       if (k.side == s) turned = reversed(turned, k.axis);
     return of(padded(y, w_.sides[s].axis, reach, size(s) - w_.sides[s].size), turned, s + 1);
   }
-  NodePtr phases(G y, G weight, std::size_t s) const {
+  NodePtr phases(NodeRef y, NodeRef weight, std::size_t s) const {
     auto& side = w_.sides[s];
     auto kernel =
         std::find_if(w_.kernels.begin(), w_.kernels.end(), [&](auto& k) { return k.side == s; });
@@ -172,13 +172,13 @@ class Adjoint {
   }
   // Returns y at the positions that one phase reads: windows of `count` positions at this distance,
   // the first of which begins at `from`.
-  NodePtr y_of(G y, std::size_t s, std::int64_t from, std::int64_t distance,
+  NodePtr y_of(NodeRef y, std::size_t s, std::int64_t from, std::int64_t distance,
                std::int64_t count) const {
     auto positions = phase_size(s) + (count - 1) * distance;
     return padded(y, w_.sides[s].axis, -from, positions + from - w_.sides[s].size);
   }
   // Returns null for a phase that no weight reaches.
-  NodePtr one_phase(G y, G weight, std::size_t s, const WindowAttr::KernelAxis& k,
+  NodePtr one_phase(NodeRef y, NodeRef weight, std::size_t s, const WindowAttr::KernelAxis& k,
                     std::int64_t p) const {
     const auto stride = w_.sides[s].stride, common = common_step(k), spacing = stride / common;
     std::int64_t first = 0;
@@ -243,7 +243,7 @@ std::vector<WindowAttr::WindowedAxis> flattened_sides(const Node& x, const Windo
 }
 // Each kernel position is one offset along the flat axis. Windows of other axes stay as they are.
 // For example, the windows of x (b, r, s) along r and s are windows of one axis of r * s positions.
-NodePtr contract_flat_windows(G x, G weight, const WindowAttr& w,
+NodePtr contract_flat_windows(NodeRef x, NodeRef weight, const WindowAttr& w,
                               const std::vector<WindowAttr::WindowedAxis>& sides,
                               const Axes& remaining, DType dtype) {
   // One more position of the first axis keeps the windows of the last row inside.
@@ -334,20 +334,22 @@ const Op kWindow{
     .name = "window",
     .kind = Kind::view,
     .linear = Linear::moves,
-    .grad = [](G o, G g) { return Nodes{unwindow(g, WindowAttr::of(*o), o->in[0]->axes)}; },
+    .grad = [](NodeRef o,
+               NodeRef g) { return Nodes{unwindow(g, WindowAttr::of(*o), o->in[0]->axes)}; },
     .view = window_view,
     .along = window_along,
     .fault = window_fault,
     .blockwise = window_blockwise};
 
-NodePtr window(G x, const WindowAttr& w) {
+NodePtr window(NodeRef x, const WindowAttr& w) {
   if (w.sides.empty()) return x;
   Axes axes = x->axes;
   for (auto& s : w.sides) axes[dim_of(axes, s.axis)].size = s.size;
   for (auto& k : w.kernels) axes.push_back(k.axis);
   return build(kWindow, {x}, axes, x->dtype, w.attr());
 }
-NodePtr contract_windows(G x, G weight, const WindowAttr& w, const Axes& remaining, DType dtype) {
+NodePtr contract_windows(NodeRef x, NodeRef weight, const WindowAttr& w, const Axes& remaining,
+                         DType dtype) {
   const bool all_sides =
       std::all_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return has(remaining, s.axis); });
   const auto sides = all_sides ? flattened_sides(*x, w) : std::vector<WindowAttr::WindowedAxis>();
@@ -388,13 +390,14 @@ NodePtr sum_over_positions(const Node& n) {
   }
   return cast(total, n.dtype);
 }
-NodePtr unwindow_contraction(G y, G weight, const WindowAttr& w, const Axes& full, DType dtype) {
+NodePtr unwindow_contraction(NodeRef y, NodeRef weight, const WindowAttr& w, const Axes& full,
+                             DType dtype) {
   return Adjoint(w, full, dtype).of(y, weight);
 }
 namespace {
 // Returns unwindow(g, ...) as contractions if g is a contraction or a sum of contractions, or null.
 // The gradient of windows that several contractions read is such a sum.
-NodePtr unwindow_contractions(G g, const WindowAttr& w, const Axes& full) {
+NodePtr unwindow_contractions(NodeRef g, const WindowAttr& w, const Axes& full) {
   auto& c = stripped(g);
   if (c->op == &kAdd) {
     auto a = unwindow_contractions(c->in[0], w, full);
@@ -411,7 +414,7 @@ NodePtr unwindow_contractions(G g, const WindowAttr& w, const Axes& full) {
 }
 }  // namespace
 
-NodePtr unwindow(G g, const WindowAttr& w, const Axes& full) {
+NodePtr unwindow(NodeRef g, const WindowAttr& w, const Axes& full) {
   if (auto x = Adjoint::supports(w) ? unwindow_contractions(g, w, full) : nullptr) return x;
   // the sum of the windows at each kernel position
   NodePtr total;

@@ -30,21 +30,20 @@ struct WindowAttr {
 };
 // Returns the windows of x, with the axes of x in their new sizes, then the kernel axes. Costs
 // nothing: the result reads the memory of x.
-NodePtr window(const NodePtr& x, const WindowAttr&);
+NodePtr window(NodeRef x, const WindowAttr&);
 // Returns contract(window(x, ...), weight, remaining, dtype). If several axes are adjacent in x and
 // their windows have a stride of 1, these axes are flattened for matmuls, which then have one long
 // axis of positions. The positions at the end of each row, whose windows wrap around, are
 // computed and sliced off.
-NodePtr contract_windows(const NodePtr& x, const NodePtr& weight, const WindowAttr&,
-                         const Axes& remaining, DType);
+NodePtr contract_windows(NodeRef x, NodeRef weight, const WindowAttr&, const Axes& remaining,
+                         DType);
 // The adjoint of `window`: adds the windows g at their places in an array with the axes `full`. If
 // g is a contraction of an array that has the windows and a weight that has the kernel axes, the
 // result is a contraction as well, and no window is materialized.
-NodePtr unwindow(const NodePtr& g, const WindowAttr&, const Axes& full);
+NodePtr unwindow(NodeRef g, const WindowAttr&, const Axes& full);
 // Returns unwindow(contract(y, weight), ...), where y has the windows and the weight has the kernel
 // axes: a transposed convolution. Contracts over the axes of both that `full` lacks.
-NodePtr unwindow_contraction(const NodePtr& y, const NodePtr& weight, const WindowAttr&,
-                             const Axes& full, DType);
+NodePtr unwindow_contraction(NodeRef y, NodeRef weight, const WindowAttr&, const Axes& full, DType);
 // Returns a contraction of windows over their kernel axes as a sum of elementwise products, one per
 // kernel position, if the weight has one number per position and channel (a depthwise
 // convolution). Such a sum is one kernel without a matmul. Returns null for other nodes.
