@@ -115,11 +115,11 @@ Along fit_along(const Node&, std::size_t, Name a) { return {Way::map, a}; }
 Along rename_along(const Node& n, std::size_t k, Name a) {
   return {Way::map, k == kResultSide ? a : RenameAttr::of(n).renamed(a)};
 }
-std::vector<AxisSegment> slice_stretches(const Node& n) {
+std::vector<AxisSegment> slice_segments(const Node& n) {
   auto c = SliceAttr::of(n);
   return {{0, c.start, 0, c.size, c.step}};
 }
-std::vector<AxisSegment> place_stretches(const Node& n) {
+std::vector<AxisSegment> place_segments(const Node& n) {
   auto c = SliceAttr::of(n);
   return {{0, 0, c.start, c.size}};
 }
@@ -140,7 +140,7 @@ Along unflatten_along(const Node& n, std::size_t k, Name a) {
 Along concat_along(const Node& n, std::size_t, Name a) {
   return {a == AlongAttr::of(n).axis ? Way::shift : Way::map, a};
 }
-std::vector<AxisSegment> concat_stretches(const Node& n) {
+std::vector<AxisSegment> concat_segments(const Node& n) {
   auto axis = AlongAttr::of(n).axis;
   std::vector<AxisSegment> out;
   std::int64_t at = 0;
@@ -151,7 +151,7 @@ std::vector<AxisSegment> concat_stretches(const Node& n) {
 
 void concat_lower(const Node& n, Emit& e) {
   auto d = position(n.axes, AlongAttr::of(n).axis);
-  for (auto& s : concat_stretches(n)) {
+  for (auto& s : concat_segments(n)) {
     Place piece = e.result();
     piece.offset += s.to * piece.strides[d];
     piece.strides = Emit::view(piece, n.axes, n.in[s.operand]->axes).strides;
@@ -233,7 +233,7 @@ const Op kSlice{.name = "slice",
                     },
                 .view = slice_view,
                 .along = slice_along,
-                .segments = slice_stretches,
+                .segments = slice_segments,
                 .linear_in = moves_first,
                 .fault = slice_fault,
                 .blockwise = slice_blockwise,
@@ -249,7 +249,7 @@ const Op kPlace{.name = "place",
                     },
                 .lower = place_lower,
                 .along = slice_along,
-                .segments = place_stretches,
+                .segments = place_segments,
                 .linear_in = moves_first,
                 .fault = place_fault,
                 .blockwise = place_blockwise};
@@ -284,13 +284,13 @@ const Op kConcat{.name = "concatenate",
                  .grad =
                      [](NodeRef o, NodeRef g) {
                        Nodes out;
-                       for (auto& s : concat_stretches(*o))
+                       for (auto& s : concat_segments(*o))
                          out.push_back(slice(g, AlongAttr::of(*o).axis, s.to, s.size));
                        return out;
                      },
                  .lower = concat_lower,
                  .along = concat_along,
-                 .segments = concat_stretches,
+                 .segments = concat_segments,
                  .fault = concat_fault};
 
 NodePtr fit(NodeRef x, const Axes& axes) {
