@@ -201,9 +201,9 @@ NodePtr with_renamed_ids(NodeRef n, Name axis) {
   if (auto c = picked_run(n->in[1 + slot], full); c && n->in.size() == 2)
     return slice(n->in[0], c->axis, c->start, c->size, c->step);
   Name positions = positions_of(axis);
-  auto where = picks_of(*n, 1);
-  for (auto& [a, ids] : where) ids = rename(ids, {axis}, {positions});
-  return rename(gather(n->in[0], where, with_name(n->axes, axis, positions), attr.outside),
+  auto picks = picks_of(*n, 1);
+  for (auto& [a, ids] : picks) ids = rename(ids, {axis}, {positions});
+  return rename(gather(n->in[0], picks, with_name(n->axes, axis, positions), attr.outside),
                 {positions}, {axis});
 }
 
@@ -217,10 +217,10 @@ NodePtr scatter_blockwise(NodeRef n, Name axis, int) {
   auto updates = n->in[1];
   bool sets = attr.update == program::Update::set, adds = attr.update == program::Update::add;
   std::vector<SliceAttr> runs;
-  auto where = picks_of(*n, 2);
-  for (auto& [a, ids] : where)
+  auto picks = picks_of(*n, 2);
+  for (auto& [a, ids] : picks)
     if (auto c = picked_run(ids, *find(*n, a)); c && c->step == 1) runs.push_back(*c);
-  if (runs.size() == where.size() && (sets || adds)) {
+  if (runs.size() == picks.size() && (sets || adds)) {
     NodePtr there;
     for (auto& c : runs) {
       auto full = *find(*base, c.axis);
@@ -231,8 +231,8 @@ NodePtr scatter_blockwise(NodeRef n, Name axis, int) {
     return sets ? select(there, updates, base, n->axes) : add(base, updates);
   }
   Name positions = positions_of(axis);
-  for (auto& [a, ids] : where) ids = rename(ids, {axis}, {positions});
-  return scatter(base, rename(updates, {axis}, {positions}), where, attr.update, attr.clamp);
+  for (auto& [a, ids] : picks) ids = rename(ids, {axis}, {positions});
+  return scatter(base, rename(updates, {axis}, {positions}), picks, attr.update, attr.clamp);
 }
 
 NodePtr pointwise_source(NodeRef n, const std::function<bool(const Node&)>& ends) {

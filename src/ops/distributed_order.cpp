@@ -162,8 +162,8 @@ NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
     return sub(argsort(argsort(group, axis), axis),
                gather(before, {{groups.name, group}}, group->axes, program::Outside::clamp));
   };
-  auto table = [&](NodeRef values, const Axes& axes, const Where& where) {
-    return scatter(filled(0, DType::i32, axes), values, where, program::Update::set, false);
+  auto table = [&](NodeRef values, const Axes& axes, const std::vector<AxisIds>& picks) {
+    return scatter(filled(0, DType::i32, axes), values, picks, program::Update::set, false);
   };
   auto from = quotient(order, b.step), to = quotient(iota(order->axes[0]), b.step);
   auto by = remainder(add(rank(from, to), add(from, to)), count), sent = rank(from, by),

@@ -12,6 +12,7 @@ namespace haliax {
 namespace {
 
 using namespace ops;
+using prim::AxisIds;
 using program::Outside;
 using program::Update;
 
@@ -313,15 +314,15 @@ Axes picked_axes(const char* op, const std::vector<AxisIndex>& parts) {
   check_unique(op, shown);
   return shown;
 }
-// Returns x after all indices but arrays and the windows of `where`: they are views.
-NodePtr sliced(NodeRef x, const std::vector<AxisIndex>& parts, const prim::Where& where) {
+// Returns x after all indices but arrays and the windows of `picks`: they are views.
+NodePtr sliced(NodeRef x, const std::vector<AxisIndex>& parts, const std::vector<AxisIds>& picks) {
   auto n = x;
   for (auto& p : parts) {
     if (p.is(By::position) || p.is(By::range))
       n = prim::slice(n, p.axis.name, p.range.start, p.range.size, p.range.step,
                       p.is(By::position));
-    auto by_ids = [&](auto& w) { return w.first == p.axis.name; };
-    if (p.is(By::window) && std::none_of(where.begin(), where.end(), by_ids)) {
+    auto by_ids = [&](auto& w) { return w.axis == p.axis.name; };
+    if (p.is(By::window) && std::none_of(picks.begin(), picks.end(), by_ids)) {
       auto at = known("index", p.start);
       n = at ? prim::slice(n, p.axis.name, *at, p.index->length)
              : window_of(n, p.axis, p.start, p.index->length);
@@ -329,16 +330,17 @@ NodePtr sliced(NodeRef x, const std::vector<AxisIndex>& parts, const prim::Where
   }
   return n;
 }
-NamedArray gathered(NodeRef n, const prim::Where& where, const Axes& shown, Outside outside) {
-  if (where.empty()) return wrap(prim::fit(n, with_hidden({n}, shown)));
+NamedArray gathered(NodeRef n, const std::vector<AxisIds>& picks, const Axes& shown,
+                    Outside outside) {
+  if (picks.empty()) return wrap(prim::fit(n, with_hidden({n}, shown)));
   Nodes all{n};
-  for (auto& w : where) all.push_back(w.second);
-  return wrap(prim::gather(n, where, with_hidden(all, shown), outside));
+  for (auto& w : picks) all.push_back(w.ids);
+  return wrap(prim::gather(n, picks, with_hidden(all, shown), outside));
 }
 // Returns true elements where all ids are in range.
-NodePtr in_range(const prim::Where& where, const Axes& table) {
+NodePtr in_range(const std::vector<AxisIds>& picks, const Axes& table) {
   NodePtr all;
-  for (auto& [axis, ids] : where) {
+  for (auto& [axis, ids] : picks) {
     auto size = find_axis(table, axis)->size;
     auto at = prim::signed_ids(ids, size);
     auto one = prim::both(prim::less_equal(prim::integer(0, at->dtype), at),
@@ -348,10 +350,10 @@ NodePtr in_range(const prim::Where& where, const Axes& table) {
   return all;
 }
 // Returns the ids of all indexed axes, as a scatter needs them.
-prim::Where all_ids(const std::vector<AxisIndex>& parts) {
-  prim::Where where;
+std::vector<AxisIds> all_ids(const std::vector<AxisIndex>& parts) {
+  std::vector<AxisIds> picks;
   for (auto& p : parts)
-    if (p.is(By::array)) where.push_back({p.axis.name, p.ids});
+    if (p.is(By::array)) picks.push_back({p.axis.name, p.ids});
   for (auto& p : parts) {
     if (!p.index || p.is(By::array)) continue;
     const auto d = prim::position_dtype(p.axis.size);
@@ -361,9 +363,9 @@ prim::Where all_ids(const std::vector<AxisIndex>& parts) {
                    ? number(p.range.start)
                    : prim::add(prim::mul(prim::iota(p.left[0], d), number(p.range.step)),
                                number(p.range.start));
-    where.push_back({p.axis.name, ids});
+    picks.push_back({p.axis.name, ids});
   }
-  return where;
+  return picks;
 }
 
 NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Update how,
@@ -374,14 +376,14 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
     fail(op, fmt::format("cannot update an array of {1} with {0}; use astype", update.dtype(),
                          n->dtype));
   auto parts = parts_of(op, n, indices);
-  auto where = all_ids(parts);
+  auto picks = all_ids(parts);
   auto shown = picked_axes(op, parts), given = visible(*u);
   check_sizes(op, given, shown);
   for (auto& a : without(given, shown))
     fail(op, fmt::format("axis {} of the update is not in the part {}{}", a.name, to_string(shown),
                          did_you_mean(a.name, shown)));
   Nodes all{n, u};
-  for (auto& w : where) all.push_back(w.second);
+  for (auto& w : picks) all.push_back(w.ids);
   auto base = prim::fit(n, with_hidden(all, visible(*n)));
   u = prim::fit(u, with_hidden(all, shown));
   bool may_repeat = std::any_of(parts.begin(), parts.end(), [](auto& p) {
@@ -395,7 +397,7 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
                              : prim::max(part, u);
     how = Update::set;
   }
-  return wrap(prim::scatter(base, u, where, how, mode == IndexMode::clip));
+  return wrap(prim::scatter(base, u, picks, how, mode == IndexMode::clip));
 }
 // Returns ones with `update` multiplied into the part: the divisor or the exponent of each element.
 NamedArray spread_update(const char* op, const Arr& x, const Indices& indices, const Arr& update,
@@ -411,17 +413,17 @@ NamedArray index(Arr x, const Indices& indices) {
   auto [here, n] = Call(op, x);
   auto parts = parts_of(op, n, indices);
   auto shown = picked_axes(op, parts);
-  prim::Where where;
+  std::vector<AxisIds> picks;
   for (auto& p : parts)
-    if (p.is(By::array) || (p.is(By::window) && !fits(p))) where.push_back({p.axis.name, p.ids});
+    if (p.is(By::array) || (p.is(By::window) && !fits(p))) picks.push_back({p.axis.name, p.ids});
   auto outside = any_window(parts) ? Outside::zero : Outside::clamp;
-  n = sliced(n, parts, where);
+  n = sliced(n, parts, picks);
   // The index of a loop is never out of range, so its row is a view.
-  if (where.size() == 1 && where[0].second->op == &prim::kIndex && outside == Outside::clamp) {
-    n = prim::slice(n, where[0].first, 0, 1, 1, true, where[0].second);
-    where.clear();
+  if (picks.size() == 1 && picks[0].ids->op == &prim::kIndex && outside == Outside::clamp) {
+    n = prim::slice(n, picks[0].axis, 0, 1, 1, true, picks[0].ids);
+    picks.clear();
   }
-  return gathered(n, where, shown, outside);
+  return gathered(n, picks, shown, outside);
 }
 Index::Index(const std::vector<int>& list)
     : kind(Kind::array), array(haliax::array(list, Axis("(positions)", std::int64_t(list.size())))),
@@ -439,20 +441,20 @@ NamedArray at_get(Arr x, const Indices& indices, IndexMode mode, std::optional<A
   auto [here, n] = Call(op, x);
   auto parts = parts_of(op, n, indices);
   auto shown = picked_axes(op, parts);
-  prim::Where where;
+  std::vector<AxisIds> picks;
   for (auto& p : parts)
-    if (p.has_ids()) where.push_back({p.axis.name, p.ids});
+    if (p.has_ids()) picks.push_back({p.axis.name, p.ids});
   const bool fills = mode == IndexMode::fill || mode == IndexMode::drop;
   const auto table = visible(*n);
-  n = sliced(n, parts, where);
-  if (!fills || where.empty()) return gathered(n, where, shown, Outside::clamp);
-  if (!fill_value) return gathered(n, where, shown, Outside::fill);
+  n = sliced(n, parts, picks);
+  if (!fills || picks.empty()) return gathered(n, picks, shown, Outside::clamp);
+  if (!fill_value) return gathered(n, picks, shown, Outside::fill);
   auto fill = node_of(op, *fill_value, n->dtype);
   if (!visible(*fill).empty())
     fail(op, "fill_value: expected a scalar, got an array with axes " + to_string(visible(*fill)));
-  auto zero = gathered(n, where, shown, Outside::zero).node();
+  auto zero = gathered(n, picks, shown, Outside::zero).node();
   if (prim::is_number(fill, 0)) return wrap(zero);
-  auto inside = in_range(where, table);
+  auto inside = in_range(picks, table);
   return wrap(prim::select(inside, zero, fill, with_hidden({zero, inside, fill}, shown)));
 }
 NamedArray at_set(Arr x, const Indices& i, Arr update, IndexMode mode) {
@@ -491,13 +493,13 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<AxisSelector, NamedA
   auto [here, n] = Call(op, x);
   auto u = node_of(op, update, n->dtype);
   auto full = visible(*n), given = visible(*u);
-  prim::Where where;
+  std::vector<AxisIds> picks;
   Axes part = full;  // axes of the update after broadcasting
   Nodes all{n, u};
   for (auto& [name, value] : start) {
     auto a = axis_of(op, n, name);
-    for (auto& w : where)
-      if (w.first == a.name) fail(op, "axis " + text(a.name) + " has two starts");
+    for (auto& w : picks)
+      if (w.axis == a.name) fail(op, "axis " + text(a.name) + " has two starts");
     auto s = node_of(op, value);
     auto* mine = find_axis(given, a.name);
     Axis window = a.resize(mine ? mine->size : 1);
@@ -516,15 +518,15 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<AxisSelector, NamedA
                            v.name, to_string(full)));
     check_sizes(op, visible(*s), full);
     part = replaced(part, a.name, {window});
-    where.push_back({a.name, window_ids(s, a, window)});
-    all.push_back(where.back().second);
+    picks.push_back({a.name, window_ids(s, a, window)});
+    all.push_back(picks.back().ids);
   }
   for (auto& a : without(given, part))
     fail(op, fmt::format("axis {} of the update is not in the array {}{}", a.name, to_string(full),
                          did_you_mean(a.name, full)));
   check_sizes(op, given, part);
   auto base = prim::fit(n, with_hidden(all, full));
-  return wrap(prim::scatter(base, prim::fit(u, with_hidden(all, part)), where, Update::set, false));
+  return wrap(prim::scatter(base, prim::fit(u, with_hidden(all, part)), picks, Update::set, false));
 }
 
 }  // namespace haliax

@@ -112,7 +112,7 @@ NodePtr permuted_back(const Node& o, NodeRef g) {
   auto &table = o.in[0], &ids = o.in[1];
   auto picked = picks_of(o, 1);
   if (picked.size() != 1 || table->size() < kLongRow * ids->size()) return nullptr;
-  const Name axis = picked[0].first;
+  const Name axis = picked[0].axis;
   const auto own = without(ids->axes, table->axes);  // the axes of the ids that the table lacks
   const Name along = own.empty() ? axis : own[0].name;
   auto *from = find(*ids, along), *to = find(*table, axis);
@@ -207,12 +207,12 @@ const Op kScatter{
     .linear = Linear::no,
     .grad =
         [](NodeRef o, NodeRef g) {
-          auto where = picks_of(*o, 2);
+          auto picks = picks_of(*o, 2);
           auto& updates = o->in[1];
           auto how = ScatterAttr::of(*o);
           bool clamp = how.clamp;
           auto picked = [&](NodeRef x) {
-            return gather(x, where, updates->axes, clamp ? Outside::clamp : Outside::zero);
+            return gather(x, picks, updates->axes, clamp ? Outside::clamp : Outside::zero);
           };
           Nodes out(o->in.size());
           switch (how.update) {
@@ -221,7 +221,7 @@ const Op kScatter{
               out[1] = picked(g);
               break;
             case Update::set:
-              out[0] = scatter(g, filled(0, g->dtype, updates->axes), where, Update::set, clamp);
+              out[0] = scatter(g, filled(0, g->dtype, updates->axes), picks, Update::set, clamp);
               out[1] = picked(g);
               break;
             case Update::mul:
@@ -243,10 +243,10 @@ const Op kScatter{
     .accumulates = scatter_monoid,
     .fault = scatter_fault,
     .blockwise = scatter_blockwise};
-Where picks_of(const Node& n, std::size_t first) {
-  Where w;
-  for (auto axis : indexed_axes(n)) w.push_back({axis, n.in[first + w.size()]});
-  return w;
+std::vector<AxisIds> picks_of(const Node& n, std::size_t first) {
+  std::vector<AxisIds> picks;
+  for (auto axis : indexed_axes(n)) picks.push_back({axis, n.in[first + picks.size()]});
+  return picks;
 }
 NodePtr signed_ids(NodeRef ids, std::int64_t size) {
   auto d =
@@ -254,20 +254,21 @@ NodePtr signed_ids(NodeRef ids, std::int64_t size) {
   auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, d);
   return select(less(x, integer(0, x->dtype)), add(x, integer(size, x->dtype)), x);
 }
-NodePtr gather(NodeRef table, const Where& where, const Axes& out, Outside outside) {
+NodePtr gather(NodeRef table, const std::vector<AxisIds>& picks, const Axes& out, Outside outside) {
   Nodes in{table};
   GatherAttr attr{{}, outside};
-  for (auto& [axis, ids] : where) {
+  for (auto& [axis, ids] : picks) {
     attr.axes.push_back(axis);
     in.push_back(ids);
   }
 
   return make(kGather, in, out, table->dtype, attr.attr());
 }
-NodePtr scatter(NodeRef base, NodeRef updates, const Where& where, Update update, bool clamp) {
+NodePtr scatter(NodeRef base, NodeRef updates, const std::vector<AxisIds>& picks, Update update,
+                bool clamp) {
   Axes dims;  // axes of the ids, then the remaining axes of the base
   Axes rest = base->axes;
-  for (auto& [axis, ids] : where) {
+  for (auto& [axis, ids] : picks) {
     dims = joined(dims, ids->axes);
     rest = replaced(rest, axis, {});
   }
@@ -275,7 +276,7 @@ NodePtr scatter(NodeRef base, NodeRef updates, const Where& where, Update update
   dims = joined(dims, rest);
   Nodes in{base, update == Update::add ? sum_to(updates, dims) : fit(updates, dims)};
   ScatterAttr attr{{}, update, clamp};
-  for (auto& [axis, ids] : where) {
+  for (auto& [axis, ids] : picks) {
     attr.axes.push_back(axis);
     in.push_back(ids);
   }

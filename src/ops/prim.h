@@ -137,15 +137,20 @@ NodePtr pad(NodeRef, Name axis, std::int64_t before, std::int64_t after, NodeRef
 extern const Op kFit, kRename, kSlice, kPlace, kFlatten, kUnflatten, kConcat;
 
 // ---- gather and scatter (pick.cpp), sorts and running sums (order.cpp) ----
-using Where = std::vector<std::pair<Name, NodePtr>>;  // pairs of an axis of the table and its ids
+// The ids that index one axis of a table: positions along the axis, with any axes.
+struct AxisIds {
+  Name axis;
+  NodePtr ids;
+};
 // Returns the indexed axes of a gather or scatter with their ids, which are the operands from
 // `first` on.
-Where picks_of(const Node&, std::size_t first);
+std::vector<AxisIds> picks_of(const Node&, std::size_t first);
 // Returns ids that count from the start of an axis of this size, in a signed dtype that
 // distinguishes valid positions from positions out of range.
 NodePtr signed_ids(NodeRef ids, std::int64_t size);
-NodePtr gather(NodeRef table, const Where&, const Axes& out, program::Outside);
-NodePtr scatter(NodeRef base, NodeRef updates, const Where&, program::Update, bool clamp);
+NodePtr gather(NodeRef table, const std::vector<AxisIds>& picks, const Axes& out, program::Outside);
+NodePtr scatter(NodeRef base, NodeRef updates, const std::vector<AxisIds>& picks, program::Update,
+                bool clamp);
 NodePtr argsort(NodeRef, Name axis), sort(NodeRef, Name axis);
 NodePtr cumulative(Monoid, NodeRef, Name axis, bool reverse);
 extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
