@@ -43,7 +43,7 @@ NodePtr convolution(NodePtr x, NodePtr w, const Spatials& all, const Axes& out) 
   for (auto& s : all) {
     if (s.kernel_size == 1) {
       x = prim::slice(x, s.axis, 0, s.out, s.stride);
-      w = prim::slice(w, s.kernel, 0, 1, 1, true);
+      w = prim::at_position(w, s.kernel, 0);
     } else if (s.kernel_size == s.stride && s.dilation == 1) {
       x = prim::slice(x, s.axis, 0, s.out * s.stride);
       x = prim::unflatten(x, s.axis, {Axis(s.axis, s.out), Axis(s.kernel, s.stride)});
@@ -62,7 +62,7 @@ NodePtr depthwise(NodePtr x, NodePtr w, const Spatials& all, const Axes& out, Na
   auto axes = out;
   if (out[at].size == 1) {
     axes.erase(axes.begin() + std::ptrdiff_t(at));
-    w = prim::slice(w, channels, 0, 1, 1, true);
+    w = prim::at_position(w, channels, 0);
   }
   WindowAttr attr;
   for (auto& s : all) {
@@ -282,7 +282,7 @@ NamedArray Conv::operator()(Arr x) const {
   const bool one_each = groups > 1 && groups == In.size;
   return layer.run(node, all, [&](const NodePtr& in, const NodePtr& w, const Axes& out) {
     if (!one_each) return convolution(in, w, all, out);
-    auto one = [&](const NodePtr& a) { return prim::slice(a, In.name, 0, 1, 1, true); };
+    auto one = [&](const NodePtr& a) { return prim::at_position(a, In.name, 0); };
     return depthwise(one(in), one(w), all, out, Out.name);
   });
 }

@@ -70,7 +70,7 @@ NamedArray ragged_dot(Arr x, Arr weight, Arr group_sizes, const AxisSelection& a
   b = merged(b, columns, "columns", taken, r.columns);
   auto y = prim::ragged(a, b, prim::cast(sizes, DType::i64), r);
   if (columns.empty())
-    y = prim::slice(y, r.columns, 0, 1, 1, true);
+    y = prim::at_position(y, r.columns, 0);
   else if (columns.size() > 1)
     y = prim::unflatten(y, r.columns, columns);
   return constrained(op, wrap(y));

@@ -131,8 +131,7 @@ std::optional<BlockScan> cumulative_block_scan(NodeRef n, const Nodes&) {
                                       bool reverse) {
     auto inside = cumulative(m, cast(blocks[0], d), axis, reverse);
     auto value = map(pairwise(m), {inside, known[0]}, d, &inside->axes);
-    return Nodes{slice(value, axis, reverse ? 0 : block.size - 1, 1, 1, true),
-                 cast(value, n->dtype)};
+    return Nodes{at_position(value, axis, reverse ? 0 : block.size - 1), cast(value, n->dtype)};
   };
   return t;
 }

@@ -18,7 +18,7 @@ NodePtr running(NodeRef n, const Blocked& b) {
   auto [axis, m, reverse] = CumulativeAttr::of(*n);
   auto nothing = identity(m, n->dtype);
   auto y = cumulative(m, b.split(n->in[0], nothing), b.axis, reverse);
-  auto last = slice(y, b.axis, reverse ? 0 : b.step - 1, 1, 1, true);
+  auto last = at_position(y, b.axis, reverse ? 0 : b.step - 1);
   auto sums = cumulative(m, last, b.blocks, reverse);
   auto first = fit(nothing, replaced(sums->axes, b.blocks, {Axis(b.blocks, 1)}));
   auto others = slice(sums, b.blocks, reverse ? 1 : 0, b.count - 1);

@@ -99,7 +99,7 @@ NamedArray take(Arr x, const AxisSelector& axis, Arr index) {
   auto [here, n, a] = CallAlong(op, x, axis);
   if (index.is_number()) {
     auto i = position_on(op, a, integer_of(*node_of(op, index, DType::i64)));
-    return wrap(prim::slice(n, a.name, i, 1, 1, true));
+    return wrap(prim::at_position(n, a.name, i));
   }
   auto ids = node_of(op, index);
   check_integer(op, ids);

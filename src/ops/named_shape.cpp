@@ -208,14 +208,14 @@ NamedArray unflatten_axis(Arr x, const AxisSelector& axis, const AxisSpec& new_a
     fail(op,
          fmt::format("axis {} does not unflatten to {}, which has {} elements", a, new_axes, size));
   with_parts(op, n, a, new_axes);
-  if (new_axes.axes().empty()) return wrap(prim::slice(n, a.name, 0, 1, 1, true));
+  if (new_axes.axes().empty()) return wrap(prim::at_position(n, a.name, 0));
   return wrap(prim::unflatten(n, a.name, new_axes));
 }
 std::vector<NamedArray> unbind(Arr x, const AxisSelector& axis) {
   auto [here, n, a] = CallAlong("unbind", x, axis);
   std::vector<NamedArray> out;
   for (std::int64_t i = 0; i < a.size; ++i)
-    out.push_back(constrained("unbind", wrap(prim::slice(n, a.name, i, 1, 1, true))));
+    out.push_back(constrained("unbind", wrap(prim::at_position(n, a.name, i))));
   return out;
 }
 std::vector<NamedArray> split(Arr x, const AxisSelector& axis, const AxisSpec& pieces) {

@@ -123,6 +123,8 @@ NodePtr rename(NodeRef, const Names& from, const Names& to);
 NodePtr slice(NodeRef, Name axis, std::int64_t start, std::int64_t size, std::int64_t step = 1,
               bool drop = false, NodePtr dynamic = {});
 NodePtr slice(NodeRef, const SliceAttr&, NodePtr dynamic = {});
+// Returns the part at one position, without the axis.
+NodePtr at_position(NodeRef, Name axis, std::int64_t position);
 // Returns the slice of x for one iteration of the loop; x itself if it lacks the axis.
 NodePtr slice_at(NodeRef x, NodeRef index, bool drop);
 // Returns zeros with the axes `full`, with x at the positions that `slice` with the same arguments

@@ -32,7 +32,7 @@ NodePtr word(const Key& k, int i) {
   auto& n = k.words.node();
   // For the result of `pack`, the words are operands and are never stored.
   if (n->op == &prim::kSelect && n->in[0] == first_word()) return n->in[std::size_t(i) + 1];
-  return prim::slice(n, key_word, i, 1, 1, true);
+  return prim::at_position(n, key_word, i);
 }
 // Raises unless the key is a single key. An array of keys is for vmap, scan and Stacked, inside of
 // which it is a single key.
@@ -457,12 +457,12 @@ NodePtr chosen_positions(const Key& k, const Axes& requested, const Axis& along,
       order = prim::rename(prim::slice(shuffled(k, {along}, along), along.name, 0, draws),
                            {along.name}, {slots.name});
     }
-    if (requested.empty()) return prim::slice(order, slots.name, 0, 1, 1, true);
+    if (requested.empty()) return prim::at_position(order, slots.name, 0);
     return prim::unflatten(order, slots.name, requested);
   }
   // With replacement: the inverse of the cumulative distribution.
   auto sums = prim::cumulative(Monoid::sum, p, along.name, false);
-  auto total = prim::slice(sums, along.name, along.size - 1, 1, 1, true);
+  auto total = prim::at_position(sums, along.name, along.size - 1);
   auto one = prim::number(1, p->dtype);
   auto r = prim::mul(total, prim::sub(one, unit(k, requested, p->dtype)));
   // An axis of the draw may have the name of the axis.

@@ -327,6 +327,9 @@ NodePtr slice(NodeRef x, Name axis, std::int64_t start, std::int64_t size, std::
 NodePtr slice(NodeRef x, const SliceAttr& c, NodePtr dynamic) {
   return make_sliced(kSlice, x, sliced_axes(x->axes, c), c, std::move(dynamic));
 }
+NodePtr at_position(NodeRef x, Name axis, std::int64_t position) {
+  return slice(x, axis, position, 1, 1, true);
+}
 NodePtr slice_at(NodeRef x, NodeRef index, bool drop) {
   auto loop_index = IndexAttr::of(*index);
   return block_of(x, {{loop_index.axis.name, index, loop_index.chunk, drop}});

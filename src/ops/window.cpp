@@ -380,8 +380,8 @@ NodePtr sum_over_positions(const Node& n) {
       if (auto* kernel = w.kernel(a->name))
         start[kernel->side] += position * kernel->dilation;
       else
-        x = slice(x, a->name, position, 1, 1, true);
-      factor = slice(factor, a->name, position, 1, 1, true);
+        x = at_position(x, a->name, position);
+      factor = at_position(factor, a->name, position);
     }
     for (std::size_t s = 0; s < w.sides.size(); ++s)
       x = slice(x, w.sides[s].axis, start[s], w.sides[s].size, w.sides[s].stride);
@@ -425,7 +425,7 @@ NodePtr unwindow(NodeRef g, const WindowAttr& w, const Axes& full) {
     std::vector<std::int64_t> start(w.sides.size(), 0);
     auto rest = at;
     for (auto& k : w.kernels) {
-      part = slice(part, k.axis.name, rest % k.axis.size, 1, 1, true);
+      part = at_position(part, k.axis.name, rest % k.axis.size);
       start[k.side] += rest % k.axis.size * k.dilation;
       rest /= k.axis.size;
     }

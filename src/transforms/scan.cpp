@@ -285,8 +285,8 @@ struct Scan {
       auto at = options.reverse ? axis.size - 1 - i : i;
       Leaves next, y;
       called(f, carry,
-             sliced([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }),
-             next, y);
+             sliced([&](const NodePtr& x) { return prim::at_position(x, axis.name, at); }), next,
+             y);
       check_carry(init, next, paths);
       check_given(y, axis);
       if (i == 0) given = y;
@@ -471,7 +471,7 @@ std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const Axis
   CallSite here(at);
   if (x.size == 0)
     fail("reduce", "there are no elements along {} to start from; pass an init", Axes{x});
-  return {NamedArray(prim::slice(a.node(), x.name, 0, 1, 1, true)),
+  return {NamedArray(prim::at_position(a.node(), x.name, 0)),
           NamedArray(prim::slice(a.node(), x.name, 1, x.size - 1))};
 }
 

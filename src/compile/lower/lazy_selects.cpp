@@ -90,7 +90,7 @@ class LazySelects {
   Nodes rewritten(const Nodes& selects, const SideNodes& sides) const {
     OriginScope here(selects[0]->origin);
     auto scalar = unbroadcast(selects[0]->in[0]);
-    for (auto& a : scalar->axes) scalar = prim::slice(scalar, a.name, 0, 1, 1, true);
+    for (auto& a : scalar->axes) scalar = prim::at_position(scalar, a.name, 0);
     // The results of the last conditional; before it, the operands of the side that always runs.
     Nodes now;
     for (auto& s : selects) {
