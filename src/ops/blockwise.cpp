@@ -226,7 +226,7 @@ NodePtr scatter_blockwise(NodeRef n, Name axis, int) {
       auto full = *find(*base, c.axis);
       auto in_row = within(iota(full), c.start, c.start + c.size);
       there = there ? both(there, in_row) : in_row;
-      updates = place(updates, replaced(updates->axes, c.axis, {full}), c.axis, c.start, 1, false);
+      updates = place(updates, replaced(updates->axes, c.axis, {full}), c.axis, c.start);
     }
     return sets ? select(there, updates, base, n->axes) : add(base, updates);
   }

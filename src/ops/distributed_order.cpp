@@ -163,7 +163,7 @@ NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
                gather(before, {{groups.name, group}}, group->axes, program::Outside::clamp));
   };
   auto table = [&](NodeRef values, const Axes& axes, const std::vector<AxisIds>& picks) {
-    return scatter(filled(0, DType::i32, axes), values, picks, program::Update::set, false);
+    return scatter(filled(0, DType::i32, axes), values, picks, program::Update::set);
   };
   auto from = quotient(order, b.step), to = quotient(iota(order->axes[0]), b.step);
   auto by = remainder(add(rank(from, to), add(from, to)), count), sent = rank(from, by),

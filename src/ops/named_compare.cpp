@@ -67,14 +67,13 @@ std::vector<NamedArray> where(const NamedArray& condition, std::int64_t fill_val
   auto flat = prim::flatten(mask, names_of(axes), elements);
   // The slot of each nonzero element. The other elements get a slot out of range: a scatter drops
   // them.
-  auto order = prim::cumulative(Monoid::sum, prim::cast(flat, d), elements.name, false);
+  auto order = prim::cumulative(Monoid::sum, prim::cast(flat, d), elements.name);
   auto slot =
       prim::select(flat, prim::sub(order, prim::integer(1, d)), prim::integer(new_axis.size, d));
   // One scatter of flat positions; -1 marks a slot without an element.
   auto base = prim::filled(-1, d, with_hidden({slot}, {new_axis}));
   auto updates = prim::fit(prim::iota(elements, d), slot->axes);
-  auto flat_position =
-      prim::scatter(base, updates, {{new_axis.name, slot}}, program::Update::set, false);
+  auto flat_position = prim::scatter(base, updates, {{new_axis.name, slot}}, program::Update::set);
   auto is_empty = prim::less(flat_position, prim::integer(0, d));
   std::int64_t stride = count;
   for (auto& a : axes) {
@@ -110,7 +109,7 @@ NamedArray bincount(Arr x, const Axis& Counts, std::optional<Arr> weights) {
   auto ids = is_signed(n->dtype) ? prim::max(n, prim::integer(0, n->dtype)) : n;
   auto base = prim::filled(0, d, with_hidden({ids, value}, {Counts}));
   auto updates = prim::fit(prim::cast(value, d), with_hidden({ids, value}, shown));
-  return wrap(prim::scatter(base, updates, {{Counts.name, ids}}, program::Update::add, false));
+  return wrap(prim::scatter(base, updates, {{Counts.name, ids}}, program::Update::add));
 }
 
 }  // namespace haliax

@@ -526,7 +526,7 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<AxisSelector, NamedA
                          did_you_mean(a.name, full)));
   check_sizes(op, given, part);
   auto base = prim::fit(n, with_hidden(all, full));
-  return wrap(prim::scatter(base, prim::fit(u, with_hidden(all, part)), picks, Update::set, false));
+  return wrap(prim::scatter(base, prim::fit(u, with_hidden(all, part)), picks, Update::set));
 }
 
 }  // namespace haliax

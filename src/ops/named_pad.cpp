@@ -176,12 +176,12 @@ NamedArray repeat(Arr x, const AxisSelector& axis, const NamedArray& counts,
   // beyond the last one repeat the last one.
   const auto d = prim::position_dtype(total);
   const Axis result = a.resize(total);
-  auto ends = prim::cumulative(Monoid::sum, prim::cast(times, d), shown[0].name, false);
+  auto ends = prim::cumulative(Monoid::sum, prim::cast(times, d), shown[0].name);
   ends = prim::rename(ends, {shown[0].name}, {Name("(elements)")});
   auto one = prim::filled(1, d, ends->axes);
   auto zeros = prim::filled(0, d, with_hidden({ends}, {result}));
-  auto steps = prim::scatter(zeros, one, {{a.name, ends}}, program::Update::add, false);
-  auto ids = prim::cumulative(Monoid::sum, steps, a.name, false);
+  auto steps = prim::scatter(zeros, one, {{a.name, ends}}, program::Update::add);
+  auto ids = prim::cumulative(Monoid::sum, steps, a.name);
   return wrap(prim::gather(n, {{a.name, ids}},
                            with_hidden({ids, n}, replaced(visible(*n), a.name, {result})),
                            program::Outside::clamp));

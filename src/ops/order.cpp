@@ -92,7 +92,7 @@ const Op kSort{.name = "sort",
                      auto& x = o->in[0];
                      Name axis = AlongAttr::of(*o).axis;
                      return Nodes{scatter(filled(0, x->dtype, x->axes), g,
-                                          {{axis, argsort(x, axis)}}, Update::add, false)};
+                                          {{axis, argsort(x, axis)}}, Update::add)};
                    },
                .lower = sort_lower,
                .along = full_along,
@@ -141,7 +141,7 @@ NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m,
   auto [here, n, a] = CallAlong(op, x, axis);
   auto d = dtype.value_or(sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1));
   if (d == DType::boolean) fail(op, "dtype: expected numbers, got bool; use i32");
-  return wrap(prim::cumulative(m, prim::cast(n, d), a.name, false));
+  return wrap(prim::cumulative(m, prim::cast(n, d), a.name));
 }
 // Returns a key whose ascending order is the descending order of the values. NaN is
 // the largest value and has the first position.

@@ -129,8 +129,8 @@ NodePtr at_position(NodeRef, Name axis, std::int64_t position);
 NodePtr slice_at(NodeRef x, NodeRef index, bool drop);
 // Returns zeros with the axes `full`, with x at the positions that `slice` with the same arguments
 // would read.
-NodePtr place(NodeRef x, const Axes& full, Name axis, std::int64_t start, std::int64_t step,
-              bool drop, NodePtr dynamic = {});
+NodePtr place(NodeRef x, const Axes& full, Name axis, std::int64_t start, std::int64_t step = 1,
+              bool drop = false, NodePtr dynamic = {});
 // Merges axes, row-major in the given order, at the position of the first one.
 NodePtr flatten(NodeRef, const Names& old, const Axis& flat);
 NodePtr unflatten(NodeRef, Name flat, const Axes& parts);
@@ -152,9 +152,9 @@ std::vector<AxisIds> picks_of(const Node&, std::size_t first);
 NodePtr signed_ids(NodeRef ids, std::int64_t size);
 NodePtr gather(NodeRef table, const std::vector<AxisIds>& picks, const Axes& out, program::Outside);
 NodePtr scatter(NodeRef base, NodeRef updates, const std::vector<AxisIds>& picks, program::Update,
-                bool clamp);
+                bool clamp = false);
 NodePtr argsort(NodeRef, Name axis), sort(NodeRef, Name axis);
-NodePtr cumulative(Monoid, NodeRef, Name axis, bool reverse);
+NodePtr cumulative(Monoid, NodeRef, Name axis, bool reverse = false);
 extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
 
 // ---- wraps: nodes with the value of in[0] (wraps.cpp) ----

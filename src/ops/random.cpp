@@ -461,7 +461,7 @@ NodePtr chosen_positions(const Key& k, const Axes& requested, const Axis& along,
     return prim::unflatten(order, slots.name, requested);
   }
   // With replacement: the inverse of the cumulative distribution.
-  auto sums = prim::cumulative(Monoid::sum, p, along.name, false);
+  auto sums = prim::cumulative(Monoid::sum, p, along.name);
   auto total = prim::at_position(sums, along.name, along.size - 1);
   auto one = prim::number(1, p->dtype);
   auto r = prim::mul(total, prim::sub(one, unit(k, requested, p->dtype)));

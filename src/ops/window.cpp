@@ -433,7 +433,7 @@ NodePtr unwindow(NodeRef g, const WindowAttr& w, const Axes& full) {
       auto& side = w.sides[s];
       auto axes = part->axes;
       axes[dim_of(axes, side.axis)] = *find_axis(full, side.axis);
-      part = place(part, axes, side.axis, start[s], side.stride, false);
+      part = place(part, axes, side.axis, start[s], side.stride);
     }
     total = total ? add(total, part) : part;
   }

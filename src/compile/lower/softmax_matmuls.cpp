@@ -122,7 +122,7 @@ class Factoring {
       // Positions are not negative, but a scatter counts negative ids from the end.
       auto number = [&](std::int64_t n) { return prim::integer(n, id->dtype); };
       auto there = prim::select(prim::less(id, number(0)), number(along.size), id);
-      return prim::scatter(f.e, prim::neg(sum), {{along.name, there}}, program::Update::add, false);
+      return prim::scatter(f.e, prim::neg(sum), {{along.name, there}}, program::Update::add);
     }
     return nullptr;
   }
