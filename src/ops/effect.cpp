@@ -67,8 +67,11 @@ void LoopEffects::close() { last_ = std::exchange(context().effect, before_); }
 void LoopEffects::add_to(Loop& l) const {
   if (!any()) return;
   auto& before = context().effect;
-  l.results.push_back(
-      {Fold::carry, Monoid::sum, {last_}, before ? before : nothing_yet(), carry_, false, true});
+  l.results.push_back({.fold = Fold::carry,
+                       .value = {last_},
+                       .start = before ? before : nothing_yet(),
+                       .carry = carry_,
+                       .effect = true});
 }
 void LoopEffects::after(NodeRef loop) {
   auto& results = loop_of(*loop).results;

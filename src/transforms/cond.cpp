@@ -111,7 +111,10 @@ Leaves conditional_per_side(const NodePtr& which, const Sides& sides) {
     std::size_t k = 0;
     for (auto& a : nodes_of(out)) {
       auto carry = prim::carry(index, a->axes, a->dtype);
-      l.results.push_back({Fold::carry, Monoid::sum, {prim::fit(roots[k++], a->axes)}, a, carry});
+      l.results.push_back({.fold = Fold::carry,
+                           .value = {prim::fit(roots[k++], a->axes)},
+                           .start = a,
+                           .carry = carry});
     }
     effects.add_to(l);
     auto loop = make_loop(std::move(l));

@@ -355,13 +355,12 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;
       auto& from = start[k].node();
-      l.results.push_back({Fold::carry,
-                           Monoid::sum,
-                           {prim::fit(next[k].node(), from->axes)},
-                           from,
-                           carry[k].node()});
+      l.results.push_back({.fold = Fold::carry,
+                           .value = {prim::fit(next[k].node(), from->axes)},
+                           .start = from,
+                           .carry = carry[k].node()});
     }
-    for (auto& n : nodes_of(y)) l.results.push_back({Fold::stack, Monoid::sum, {n}});
+    for (auto& n : nodes_of(y)) l.results.push_back({.fold = Fold::stack, .value = {n}});
     effects.add_to(l);
     auto loop = make_loop(std::move(l));
     LoopEffects::after(loop);

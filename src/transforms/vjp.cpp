@@ -213,12 +213,12 @@ class Backward {
     Nodes of, of_carries;
     for (auto& x : inputs.slices) {
       of.push_back(x);
-      back.results.push_back({Fold::stack, Monoid::sum, {}});
+      back.results.push_back({.fold = Fold::stack, .value = {}});
     }
 
     for (auto& x : inputs.invariants) {
       of.push_back(x);
-      back.results.push_back({Fold::fold, Monoid::sum, {}});
+      back.results.push_back({.fold = Fold::fold, .value = {}});
     }
 
     for (auto k : carries) {
@@ -226,7 +226,8 @@ class Backward {
       auto start = g.count(k) ? g.at(k) : prim::zeros_like(c);
       of.push_back(l.results[k].start);
       of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
-      back.results.push_back({Fold::carry, Monoid::sum, {}, start, of_carries.back()});
+      back.results.push_back(
+          {.fold = Fold::carry, .value = {}, .start = start, .carry = of_carries.back()});
     }
     Loop forward = l;  // with residuals as additional results
     const InBody inside(l);
@@ -288,7 +289,7 @@ class Backward {
       if (aside != own) saved = prim::rename(n, {own}, {aside});
       auto stack = prim::input(joined({l.axis}, saved->axes), n->dtype);
       residuals_.push_back(stack);
-      forward.results.push_back({Fold::stack, Monoid::sum, {saved}});
+      forward.results.push_back({.fold = Fold::stack, .value = {saved}});
       auto slice_of_stack = prim::slice_at(stack, l.index[b], l.drop);
       to[n.get()] = aside != own ? prim::rename(slice_of_stack, {aside}, {own}) : slice_of_stack;
     }

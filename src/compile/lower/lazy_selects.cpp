@@ -106,7 +106,8 @@ class LazySelects {
         auto& select = *selects[s];
         auto carry = prim::carry(index, select.axes, select.dtype);
         auto value = prim::fit(in_conditional(select.in[k + 1], sides[k], index), select.axes);
-        l.results.push_back({Fold::carry, Monoid::sum, {value}, now[s], carry});
+        l.results.push_back(
+            {.fold = Fold::carry, .value = {value}, .start = now[s], .carry = carry});
       }
       auto loop = make_loop(std::move(l));
       for (std::size_t s = 0; s < selects.size(); ++s) now[s] = loop_result(loop, s + 1);

@@ -360,7 +360,7 @@ class RingLoop {
       auto& v = values[k];
       auto start = is_sent_back(k) ? prim::zeros_like(v) : results_[k];
       auto carry = is_sent_back(k) ? prim::carry(flag_index_, v->axes, v->dtype) : carried_[k];
-      l.results.push_back({Fold::carry, Monoid::sum, {v}, start, carry});
+      l.results.push_back({.fold = Fold::carry, .value = {v}, .start = start, .carry = carry});
     }
     auto created = make_loop(std::move(l));
     Nodes out;
