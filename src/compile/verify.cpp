@@ -223,7 +223,7 @@ struct NodeCheck {
     std::unordered_set<const Node*> carries;
     for (auto& r : l.results) {
       must(!r.carry || carries.insert(r.carry.get()).second, "two results have one carry");
-      must(r.carry || r.fold != Fold::carry, "a carried result has no carry");
+      must(r.carry || r.kind != ResultKind::carry, "a carried result has no carry");
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
       bool same = r.carry && without_barriers(r.value[0]) == r.carry;
@@ -248,7 +248,8 @@ struct NodeCheck {
     if (r.carry)
       return must(same_set(v, r.carry), "an iteration returns {} for the carry {}", v->axes,
                   r.carry->axes);
-    if (r.fold == Fold::fold) return must(same_set(v, r.value[0]), "bodies reduce different axes");
+    if (r.kind == ResultKind::fold)
+      return must(same_set(v, r.value[0]), "bodies reduce different axes");
     auto* along = find(*v, l.axis.name);
     if (l.drop) return must(!along, "a value of one position has the loop axis");
     must(along && along->size == prim::index_chunk(*l.index[b]),
@@ -308,7 +309,7 @@ void check_parts(const Node& loop, const std::vector<std::vector<IterationPart>>
       check.must(!p.deferred || (p.flag && l.any_order), "ordered iterations are traversed twice");
       for (auto& [k, value] : p.values) {
         auto& r = l.results[k];
-        bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
+        bool sums = r.kind == ResultKind::fold && r.monoid == Monoid::sum;
         check.must(same_set(value, r.value[b]), "a part of an iteration produces {} for a result",
                    value->axes);
         check.must(created[k]++ == 0 || sums,

@@ -123,7 +123,7 @@ NodePtr loop_result(NodeRef loop, std::size_t k) {
   auto& l = loop_of(*loop);
   auto& r = l.results[k];
   Axes axes = r.value[0]->axes;
-  if (r.fold == Fold::stack) {
+  if (r.kind == ResultKind::stack) {
     if (l.drop)
       axes.insert(axes.begin(), l.axis);
     else

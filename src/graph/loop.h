@@ -7,13 +7,13 @@
 
 namespace haliax {
 
-enum class Fold : std::uint8_t {
+enum class ResultKind : std::uint8_t {
   stack,  // one block per iteration, concatenated along the axis
   fold,   // accumulated by a monoid: acc = acc * value
   carry,  // state of a scan: `carry` in the next iteration is `value` of this one
 };
 struct LoopResult {
-  Fold fold = Fold::stack;
+  ResultKind kind = ResultKind::stack;
   Monoid monoid = Monoid::sum;
   Nodes value;         // one per body
   NodePtr start = {};  // initial value of a fold (optional) or a carry

@@ -64,9 +64,9 @@ class GraphPrinter {
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];
       text_ += indent + "  result " + std::to_string(k) + ": ";
-      text_ += r.carry                 ? "carry " + name(r.carry)
-               : r.fold == Fold::stack ? "stack"
-                                       : kMonoids[int(r.monoid)];
+      text_ += r.carry                       ? "carry " + name(r.carry)
+               : r.kind == ResultKind::stack ? "stack"
+                                             : kMonoids[int(r.monoid)];
       for (auto& v : r.value) text_ += " " + name(v);
       if (r.start) text_ += " from " + name(r.start);
       if (r.is_condition) text_ += ", the condition";

@@ -67,7 +67,7 @@ void LoopEffects::close() { last_ = std::exchange(context().effect, before_); }
 void LoopEffects::add_to(Loop& l) const {
   if (!any()) return;
   auto& before = context().effect;
-  l.results.push_back({.fold = Fold::carry,
+  l.results.push_back({.kind = ResultKind::carry,
                        .value = {last_},
                        .start = before ? before : nothing_yet(),
                        .carry = carry_,

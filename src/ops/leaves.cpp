@@ -113,8 +113,11 @@ Loop conditional(NodeRef index, NodeRef flag) {
   l.index = {index};
   l.drop = true;
   auto same = carry(index, {}, DType::boolean);
-  l.results.push_back(
-      {.fold = Fold::carry, .value = {same}, .start = flag, .carry = same, .is_condition = true});
+  l.results.push_back({.kind = ResultKind::carry,
+                       .value = {same},
+                       .start = flag,
+                       .carry = same,
+                       .is_condition = true});
   return l;
 }
 

@@ -111,7 +111,7 @@ Leaves conditional_per_side(const NodePtr& which, const Sides& sides) {
     std::size_t k = 0;
     for (auto& a : nodes_of(out)) {
       auto carry = prim::carry(index, a->axes, a->dtype);
-      l.results.push_back({.fold = Fold::carry,
+      l.results.push_back({.kind = ResultKind::carry,
                            .value = {prim::fit(roots[k++], a->axes)},
                            .start = a,
                            .carry = carry});

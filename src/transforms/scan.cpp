@@ -355,12 +355,12 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;
       auto& from = start[k].node();
-      l.results.push_back({.fold = Fold::carry,
+      l.results.push_back({.kind = ResultKind::carry,
                            .value = {prim::fit(next[k].node(), from->axes)},
                            .start = from,
                            .carry = carry[k].node()});
     }
-    for (auto& n : nodes_of(y)) l.results.push_back({.fold = Fold::stack, .value = {n}});
+    for (auto& n : nodes_of(y)) l.results.push_back({.kind = ResultKind::stack, .value = {n}});
     effects.add_to(l);
     auto loop = make_loop(std::move(l));
     LoopEffects::after(loop);

@@ -202,7 +202,7 @@ class Backward {
                     [&](auto& x) { return !is_float(x->dtype) || !needed_.count(x.get()); });
     std::vector<std::size_t> carries;  // carries with a gradient
     for (std::size_t k = 0; k < l.results.size(); ++k)
-      if (l.results[k].fold == Fold::carry && is_float(l.results[k].carry->dtype))
+      if (l.results[k].kind == ResultKind::carry && is_float(l.results[k].carry->dtype))
         carries.push_back(k);
 
     Loop back = l;
@@ -213,12 +213,12 @@ class Backward {
     Nodes of, of_carries;
     for (auto& x : inputs.slices) {
       of.push_back(x);
-      back.results.push_back({.fold = Fold::stack, .value = {}});
+      back.results.push_back({.kind = ResultKind::stack, .value = {}});
     }
 
     for (auto& x : inputs.invariants) {
       of.push_back(x);
-      back.results.push_back({.fold = Fold::fold, .value = {}});
+      back.results.push_back({.kind = ResultKind::fold, .value = {}});
     }
 
     for (auto k : carries) {
@@ -227,7 +227,7 @@ class Backward {
       of.push_back(l.results[k].start);
       of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
       back.results.push_back(
-          {.fold = Fold::carry, .value = {}, .start = start, .carry = of_carries.back()});
+          {.kind = ResultKind::carry, .value = {}, .start = start, .carry = of_carries.back()});
     }
     Loop forward = l;  // with residuals as additional results
     const InBody inside(l);
@@ -236,9 +236,10 @@ class Backward {
       Nodes ys, gs, wrt;
       for (std::size_t k = 0; k < l.results.size(); ++k) {
         auto& r = l.results[k];
-        if (r.fold == Fold::carry || !g.count(k)) continue;
+        if (r.kind == ResultKind::carry || !g.count(k)) continue;
         ys.push_back(r.value[b]);  // folds exist only in gradient loops, and they are sums
-        gs.push_back(r.fold == Fold::stack ? prim::slice_at(g.at(k), index, l.drop) : g.at(k));
+        gs.push_back(r.kind == ResultKind::stack ? prim::slice_at(g.at(k), index, l.drop)
+                                                 : g.at(k));
       }
       for (auto k : carries) ys.push_back(l.results[k].value[b]);
       append(gs, of_carries);
@@ -268,13 +269,13 @@ class Backward {
     Cotangents out;
     for (std::size_t j = 0; j < of.size(); ++j) out.push_back({of[j], loop_result(loop, j)});
     for (auto& [k, gk] : g)
-      if (auto& r = l.results[k]; r.fold == Fold::fold && r.start && r.monoid == Monoid::sum)
+      if (auto& r = l.results[k]; r.kind == ResultKind::fold && r.start && r.monoid == Monoid::sum)
         out.push_back({r.start, gk});
     return out;
   }
   static bool has_carry(const Loop& l) {
     return std::any_of(l.results.begin(), l.results.end(),
-                       [](auto& r) { return r.fold == Fold::carry; });
+                       [](auto& r) { return r.kind == ResultKind::carry; });
   }
   // Adds each residual as a stacked result of the forward loop. Until this loop is built, an input
   // represents the stack.
@@ -289,7 +290,7 @@ class Backward {
       if (aside != own) saved = prim::rename(n, {own}, {aside});
       auto stack = prim::input(joined({l.axis}, saved->axes), n->dtype);
       residuals_.push_back(stack);
-      forward.results.push_back({.fold = Fold::stack, .value = {saved}});
+      forward.results.push_back({.kind = ResultKind::stack, .value = {saved}});
       auto slice_of_stack = prim::slice_at(stack, l.index[b], l.drop);
       to[n.get()] = aside != own ? prim::rename(slice_of_stack, {aside}, {own}) : slice_of_stack;
     }

@@ -81,7 +81,7 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
                     const Sharding& at) {
   auto row = array({B}), carry = prim::carry(loop_index(), {B}, DType::f32);
   auto result =
-      loop_of_one({Fold::carry, Monoid::sum, {prim::neg(carry)}, row, carry}, loop_index());
+      loop_of_one({ResultKind::carry, Monoid::sum, {prim::neg(carry)}, row, carry}, loop_index());
   GlobalGraph global({result}, {{}}, mesh);
   auto id = [&](const NodePtr& n) { return global.add(n); };
   Plan p;
@@ -111,7 +111,7 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
 std::string in_round(const Sharding& array_at, const Sharding& block_at, bool sent = false) {
   auto x = array({A, B}), index = prim::index(A, 0, 2, 0);
   auto block = prim::slice(x, "a", 0, 2, 1, false, index), value = prim::neg(block);
-  auto result = loop_of_one({Fold::fold, Monoid::sum, {value}}, index);
+  auto result = loop_of_one({ResultKind::fold, Monoid::sum, {value}}, index);
   GlobalGraph global({result}, {{}}, mesh);
   auto id = [&](const NodePtr& n) { return global.add(n); };
   auto b = sharded("b", {0});
@@ -377,9 +377,9 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
   auto x = array({A, B});
   auto a = sharded("a", {0});
   auto stack = [&](const Version::Kind& kind, auto damage) {
-    auto n =
-        loop_of_one({Fold::stack, Monoid::sum, {prim::exp(prim::slice_at(x, loop_index(), true))}},
-                    loop_index());
+    auto n = loop_of_one(
+        {ResultKind::stack, Monoid::sum, {prim::exp(prim::slice_at(x, loop_index(), true))}},
+        loop_index());
     return damaged(n, x, a, a, kind, damage);
   };
   CHECK(reports(stack(RunLoop{}, [](Version& v, Plan& p) { p.loop(v.loop()).after_loop[0] = {}; }),
@@ -400,7 +400,7 @@ TEST_CASE("verify finds a plan's faults: shared iterations") {
   Loop l;
   l.axis = A;
   l.index = {prim::index(A, 0, 2, 0)};
-  l.results = {{Fold::stack, Monoid::sum, {chunk}}};
+  l.results = {{ResultKind::stack, Monoid::sum, {chunk}}};
   auto loop = make_loop(std::move(l));
   GlobalGraph global({loop}, {{}}, mesh);
   Plan p;

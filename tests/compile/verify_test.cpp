@@ -77,8 +77,8 @@ TEST_CASE(
     "verify finds parts of iterations that do not cover their loop, and layouts that do not fit") {
   auto x = array({A, B});
   auto row = prim::slice(x, "a", 0, 1, 1, true, loop_index());
-  auto result = loop_of_one({Fold::fold, Monoid::sum, {row}}, loop_index()),
-       most = loop_of_one({Fold::fold, Monoid::max, {row}}, loop_index());
+  auto result = loop_of_one({ResultKind::fold, Monoid::sum, {row}}, loop_index()),
+       most = loop_of_one({ResultKind::fold, Monoid::max, {row}}, loop_index());
   auto flag = prim::less(loop_index(), prim::number(2, loop_index()->dtype));
   auto with = [&](const NodePtr& r, std::vector<std::vector<IterationPart>> parts) {
     return message_of([&] { verify(Nodes{r}, "a pass", {{r->in[0].get(), std::move(parts)}}); });
@@ -302,34 +302,36 @@ TEST_CASE("verify finds a graph's faults: loops") {
   auto x = array({A, B});
   auto row = prim::slice_at(x, loop_index(), true);
   auto carry = prim::carry(loop_index(), {B}, DType::f32);
-  CHECK(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row}}, loop_index())) == "");
-  CHECK(in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry},
-                             loop_index())) == "");
+  CHECK(in_graph(loop_of_one({ResultKind::stack, Monoid::sum, {row}}, loop_index())) == "");
+  CHECK(in_graph(loop_of_one(
+            {ResultKind::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry},
+            loop_index())) == "");
   CHECK(reports(in_graph(row), "it is read outside of its loop"));
   CHECK(reports(in_graph(prim::add(array({B}), carry)), "it is read outside of its loop"));
+  CHECK(reports(in_graph(loop_of_one(
+                    {ResultKind::carry, Monoid::sum, {prim::add(carry, row)}, array({A}), carry},
+                    loop_index())),
+                "the start of a carry has other axes or another dtype"));
+  CHECK(reports(in_graph(loop_of_one(
+                    {ResultKind::carry, Monoid::sum, {prim::sum(row, {B})}, array({B}), carry},
+                    loop_index())),
+                "an iteration returns () for the carry (b=3)"));
   CHECK(reports(
-      in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({A}), carry},
-                           loop_index())),
-      "the start of a carry has other axes or another dtype"));
-  CHECK(reports(
-      in_graph(loop_of_one({Fold::carry, Monoid::sum, {prim::sum(row, {B})}, array({B}), carry},
-                           loop_index())),
-      "an iteration returns () for the carry (b=3)"));
-  CHECK(reports(in_graph(loop_of_one({Fold::fold, Monoid::sum, {row}, array({A})}, loop_index())),
-                "the start of a fold has other axes or another dtype"));
-  CHECK(reports(
-      in_graph(loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, array({A}))}}, loop_index())),
-      "a value of one position has the loop axis"));
-  CHECK(reports(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row, row}}, loop_index())),
+      in_graph(loop_of_one({ResultKind::fold, Monoid::sum, {row}, array({A})}, loop_index())),
+      "the start of a fold has other axes or another dtype"));
+  CHECK(reports(in_graph(loop_of_one({ResultKind::stack, Monoid::sum, {prim::mul(row, array({A}))}},
+                                     loop_index())),
+                "a value of one position has the loop axis"));
+  CHECK(reports(in_graph(loop_of_one({ResultKind::stack, Monoid::sum, {row, row}}, loop_index())),
                 "a result has no value in one of its bodies"));
-  auto stack = loop_of_one({Fold::stack, Monoid::sum, {row}}, loop_index())->in[0];
+  auto stack = loop_of_one({ResultKind::stack, Monoid::sum, {row}}, loop_index())->in[0];
   CHECK(reports(in_graph(make(kResult, {stack}, {Axis("z", 9)}, DType::f32, {.ints = {0}})),
                 "it is (z=9), but its loop produces (a=4, b=3)"));
   auto bodies = [&](const NodePtr& second) {
     Loop l;
     l.axis = A;
     l.index = {prim::index(A, 0, 3, 0), second};
-    l.results = {{Fold::fold, Monoid::sum, {}}};
+    l.results = {{ResultKind::fold, Monoid::sum, {}}};
     for (auto& i : l.index)
       l.results[0].value.push_back(prim::sum(prim::slice_at(x, i, false), {A}));
     return in_graph(loop_result(make_loop(std::move(l)), 0));
@@ -342,45 +344,48 @@ TEST_CASE("verify finds a graph's faults: loops") {
 TEST_CASE("verify finds a graph's faults: bodies of a loop") {
   auto x = array({A, B});
   const Nodes index{prim::index(A, 0, 3, 0), prim::index(A, 3, 1, 0)};
-  auto in = [&](Fold fold, const std::function<NodePtr(const NodePtr&, std::size_t)>& value) {
+  auto in = [&](ResultKind kind, const std::function<NodePtr(const NodePtr&, std::size_t)>& value) {
     Loop l;
     l.axis = A;
     l.index = index;
-    l.results = {{fold, Monoid::sum, {}}};
+    l.results = {{kind, Monoid::sum, {}}};
     for (std::size_t b = 0; b < 2; ++b)
       l.results[0].value.push_back(value(prim::slice_at(x, index[b], false), b));
     return in_graph(make_loop(std::move(l)));
   };
   auto sum = [](auto& block, auto) { return prim::sum(block, {A}); };
-  CHECK(in(Fold::stack, [](auto& block, auto) { return block; }) == "");
-  CHECK(in(Fold::fold, sum) == "");
-  CHECK(reports(in(Fold::stack, sum), "a stacked value is not a chunk of a=4"));
-  CHECK(reports(in(Fold::fold,
+  CHECK(in(ResultKind::stack, [](auto& block, auto) { return block; }) == "");
+  CHECK(in(ResultKind::fold, sum) == "");
+  CHECK(reports(in(ResultKind::stack, sum), "a stacked value is not a chunk of a=4"));
+  CHECK(reports(in(ResultKind::fold,
                    [&](auto& block, auto b) {
                      return b ? prim::cast(sum(block, b), DType::f64) : sum(block, b);
                    }),
                 "bodies return values of different dtypes"));
-  CHECK(reports(in(Fold::fold,
+  CHECK(reports(in(ResultKind::fold,
                    [](auto& block, auto b) {
                      return prim::sum(block, b ? Axes{A, B} : Axes{A});
                    }),
                 "bodies reduce different axes"));
   auto other = [&](auto& block, auto b) { return b ? prim::sum(block, {B}) : block; };
-  CHECK(reports(in(Fold::stack, other), "bodies stack different axes"));
+  CHECK(reports(in(ResultKind::stack, other), "bodies stack different axes"));
   Loop none;
   none.axis = A;
   CHECK(reports(in_graph(make_loop(none)), "it has no body"));
   auto pairs = prim::index(A, 0, 2, 0);
   CHECK(reports(
       in_graph(loop_of_one(
-          {Fold::stack, Monoid::sum, {prim::sum(prim::slice_at(x, pairs, false), {A})}}, pairs)),
+          {ResultKind::stack, Monoid::sum, {prim::sum(prim::slice_at(x, pairs, false), {A})}},
+          pairs)),
       "its iterations have one position each, but its chunk is 2"));
   auto row = prim::slice_at(x, loop_index(), true),
        carry = prim::carry(loop_index(), {B}, DType::f32);
-  CHECK(reports(in_graph(loop_of_one({Fold::carry, Monoid::sum, {row}, array({B})}, loop_index())),
-                "a carried result has no carry"));
+  CHECK(reports(
+      in_graph(loop_of_one({ResultKind::carry, Monoid::sum, {row}, array({B})}, loop_index())),
+      "a carried result has no carry"));
   Loop twice;
-  const LoopResult carried{Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry};
+  const LoopResult carried{
+      ResultKind::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry};
   twice.axis = A;
   twice.index = {loop_index()};
   twice.drop = true;
@@ -407,7 +412,7 @@ TEST_CASE("verify finds a graph's faults: reads of a body, and their scope") {
     Loop l;
     l.axis = A;
     l.index = index;
-    l.results = {{Fold::carry, Monoid::sum, {}, start, carry}};
+    l.results = {{ResultKind::carry, Monoid::sum, {}, start, carry}};
     for (auto& i : {first, second}) l.results[0].value.push_back(prim::add(carry, block(i)));
     return in_graph(loop_result(make_loop(std::move(l)), 0));
   };
@@ -422,14 +427,14 @@ TEST_CASE("verify finds a graph's faults: reads of a body, and their scope") {
     inner.axis = C;
     inner.index = {inner_index};
     inner.drop = true;
-    inner.results = {{Fold::fold,
+    inner.results = {{ResultKind::fold,
                       Monoid::sum,
                       {prim::mul(block(by), prim::slice_at(array({C}), inner_index, true))}}};
     auto sum = loop_result(make_loop(std::move(inner)), 0);
     Loop l;
     l.axis = A;
     l.index = index;
-    l.results = {{Fold::carry, Monoid::sum, {carry, prim::add(carry, sum)}, start, carry}};
+    l.results = {{ResultKind::carry, Monoid::sum, {carry, prim::add(carry, sum)}, start, carry}};
     return in_graph(loop_result(make_loop(std::move(l)), 0));
   };
   CHECK(nested(index[1]) == "");
@@ -437,7 +442,7 @@ TEST_CASE("verify finds a graph's faults: reads of a body, and their scope") {
   // Values of a body are checked like all other values.
   auto row = prim::slice_at(x, loop_index(), true);
   auto wrong = make(prim::kNeg, {row}, {B}, DType::i32);
-  CHECK(reports(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, loop_index())),
+  CHECK(reports(in_graph(loop_of_one({ResultKind::stack, Monoid::sum, {wrong}}, loop_index())),
                 "an operand is f32, but the result is i32"));
   // A region that is entered in an iteration must be left in it, or after the loop.
   Attr region{.names = {"b", "b"}, .ints = {3, 0, 0, 0, 0, 0, 0, 1, 0, 0}};
@@ -445,15 +450,15 @@ TEST_CASE("verify finds a graph's faults: reads of a body, and their scope") {
     return make(op, {y}, y->axes, DType::f32, region);
   };
   auto stacks = [&](const NodePtr& value) {
-    return in_graph(loop_of_one({Fold::stack, Monoid::sum, {value}}, loop_index()));
+    return in_graph(loop_of_one({ResultKind::stack, Monoid::sum, {value}}, loop_index()));
   };
   auto entered = prim::neg(border(prim::kEnter, row));
   CHECK(stacks(border(prim::kLeave, entered)) == "");
-  CHECK(in_graph(border(prim::kLeave,
-                        loop_of_one({Fold::stack, Monoid::sum, {entered}}, loop_index()))) == "");
+  CHECK(in_graph(border(prim::kLeave, loop_of_one({ResultKind::stack, Monoid::sum, {entered}},
+                                                  loop_index()))) == "");
   CHECK(reports(stacks(entered), "it is in a region that it never leaves"));
   auto through = [&](const NodePtr& y) {  // a region around the loop
-    return loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, y)}}, loop_index());
+    return loop_of_one({ResultKind::stack, Monoid::sum, {prim::mul(row, y)}}, loop_index());
   };
   CHECK(in_graph(border(prim::kLeave, through(border(prim::kEnter, start)))) == "");
   CHECK(reports(in_graph(through(border(prim::kEnter, start))),

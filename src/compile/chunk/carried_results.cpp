@@ -18,7 +18,7 @@ NodePtr shift_of(const NodePtr& top) {
 }
 // Returns a loop result that is carried between iterations, with this initial value and no values.
 LoopResult carried(Monoid m, const NodePtr& start, const NodePtr& index) {
-  return {Fold::carry, m, {}, start, prim::carry(index, start->axes, start->dtype)};
+  return {ResultKind::carry, m, {}, start, prim::carry(index, start->axes, start->dtype)};
 }
 
 }  // namespace
@@ -53,7 +53,7 @@ void RegionLoops::add_loop_state(Loop& out, Nodes& nodes, const NodePtr& n) {
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
     if (!r.carry) continue;
-    LoopResult state{Fold::carry, r.monoid, {}, r.start, tiles_of(*n).carried[k]};
+    LoopResult state{ResultKind::carry, r.monoid, {}, r.start, tiles_of(*n).carried[k]};
     for (auto& tile : tiles_of(*n).values) state.value.push_back(loop_result(tile, k));
     auto last = loop_result(n, k);
     out.results.push_back(std::move(state));

@@ -81,13 +81,13 @@ NodePtr RegionLoops::loop_on_tile(const NodePtr& n, std::size_t b) {
 }
 
 LoopResult RegionLoops::reduction_result(const NodePtr& n) {
-  LoopResult r{Fold::fold, *members_.reduction_monoid(*n), {}, {}, {}};
+  LoopResult r{ResultKind::fold, *members_.reduction_monoid(*n), {}, {}, {}};
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto v = node_on_tile(n, members_.name_in(*n), b);
     r.value.push_back(r.monoid == Monoid::sum ? widened(v) : v);
   }
   if (r.monoid == Monoid::prod) {
-    r.fold = Fold::carry;
+    r.kind = ResultKind::carry;
     r.start = prim::filled(1, n->dtype, n->axes);
     r.carry = prim::carry(index_[0], n->axes, n->dtype);
     for (auto& v : r.value) v = prim::build(prim::kMul, {r.carry, v}, n->axes, n->dtype);
@@ -185,7 +185,7 @@ Loop RegionLoops::loop_of_pass(int pass, Nodes& nodes) {
     }
   }
   for (auto& n : stacked_[pass]) {
-    LoopResult r{Fold::stack, Monoid::sum, tiles_of(*n).values, {}, {}};
+    LoopResult r{ResultKind::stack, Monoid::sum, tiles_of(*n).values, {}, {}};
     auto a = members_.axis_in(*n);
     for (auto& v : r.value) v = with_swapped_names(v, a);
     add(std::move(r), n);

@@ -201,7 +201,7 @@ bool RegionMembers::infer_role(const NodePtr& n) {
   if (infer_scan(n)) return member(*n).role.inside = true;
   if (n->op == &kResult && contains(n->in[0]) && is_along_axis(*n->in[0])) {
     auto& role = member(*n).role;
-    if (result_of(*n).fold == Fold::stack) role.axis = loop_of(*n).axis.name;
+    if (result_of(*n).kind == ResultKind::stack) role.axis = loop_of(*n).axis.name;
     return role.inside = true;
   }
   bool partial = false;
@@ -304,7 +304,8 @@ bool RegionMembers::indexes_along(const Node& n, Name a) const {
 std::optional<Monoid> RegionMembers::reduction_monoid(const Node& n) const {
   if (is_loop_result(n)) {
     auto& r = result_of(n);
-    bool sums = r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum);
+    bool sums =
+        r.kind == ResultKind::stack || (r.kind == ResultKind::fold && r.monoid == Monoid::sum);
     return sums || is_along_axis(*n.in[0]) ? std::optional(Monoid::sum) : std::nullopt;
   }
   auto a = name_in(n);

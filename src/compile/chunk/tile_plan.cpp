@@ -120,7 +120,8 @@ Nodes round_after_loop(const Nodes& roots, const Node* index, const Nodes& keys)
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];
       r.value = substitute(r.value, to, index);
-      if (r.fold != Fold::stack || !std::all_of(r.value.begin(), r.value.end(), rounds)) continue;
+      if (r.kind != ResultKind::stack || !std::all_of(r.value.begin(), r.value.end(), rounds))
+        continue;
       for (auto& v : r.value) v = widened(v);
       rounded.push_back(k);
     }

@@ -7,7 +7,7 @@
 namespace haliax {
 namespace {
 
-bool is_sum(const LoopResult& r) { return r.fold == Fold::fold && r.monoid == Monoid::sum; }
+bool is_sum(const LoopResult& r) { return r.kind == ResultKind::fold && r.monoid == Monoid::sum; }
 
 // Returns n = r + other as one result of the loop that sums r; null if this is not possible. There
 // are two cases, both without a temporary array:

@@ -94,8 +94,8 @@ void set_carry_flags(IterationPart& single, const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
   std::vector<IterationResult> iteration_results;
   for (auto& r : l.results) {
-    if (r.fold == Fold::fold && r.monoid != Monoid::sum) return;
-    iteration_results.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
+    if (r.kind == ResultKind::fold && r.monoid != Monoid::sum) return;
+    iteration_results.push_back({r.value[body], r.kind == ResultKind::carry ? r.carry : nullptr});
   }
   auto flags = iteration_flags(iteration_results, index);
   single.flag = flags.changes;
@@ -148,11 +148,11 @@ std::vector<IterationPart> parts_of_iteration(const Loop& l, std::size_t body, b
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
     auto& value = r.value[body];
-    bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
+    bool sums = r.kind == ResultKind::fold && r.monoid == Monoid::sum;
     for (auto& v : sums ? terms_of(value, false) : Nodes{value}) single.values.push_back({k, v});
     for (auto& v : sums ? terms_of(value, true) : Nodes{value}) terms.values.push_back({k, v});
-    carries |= r.fold == Fold::carry;
-    skips_to_zero &= sums || r.fold == Fold::stack;
+    carries |= r.kind == ResultKind::carry;
+    skips_to_zero &= sums || r.kind == ResultKind::stack;
   }
   if (!may_skip) return {single};
   if (carries) {

@@ -37,7 +37,7 @@ struct RecomputeInBody {
     if (!find(*x, l.axis.name)) return nullptr;  // a sum is final
     if (x->op == &kResult && x->in[0] == a) {
       auto& r = result_of(*x);
-      return r.fold == Fold::stack ? r.value[body] : nullptr;
+      return r.kind == ResultKind::stack ? r.value[body] : nullptr;
     }
     bool elementwise = x->op->kind == Kind::map || keeps_names(*x);
     // A contraction that is computed twice would cost more than the merge saves.

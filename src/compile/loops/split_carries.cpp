@@ -107,7 +107,7 @@ struct SplitCarry {
 
 std::optional<SplitCarry> split(const Loop& l, std::size_t number) {
   const LoopResult& old = l.results[number];
-  if (old.fold != Fold::carry || l.index.size() != 1 || trips(l, 0) < kMinTrips) return {};
+  if (old.kind != ResultKind::carry || l.index.size() != 1 || trips(l, 0) < kMinTrips) return {};
   const auto parts = parts_of(old.value[0]);
   if (!parts) return {};
   const auto blocks = parts->blocks();

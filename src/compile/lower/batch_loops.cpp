@@ -184,7 +184,7 @@ class BatchLoops {
       l.index = {index[k]};
       l.drop = true;
       l.save = Save::nothing;
-      for (auto& v : values) l.results.push_back({.fold = Fold::stack, .value = {v}});
+      for (auto& v : values) l.results.push_back({.kind = ResultKind::stack, .value = {v}});
       auto loop = make_loop(std::move(l));
       for (std::size_t r = 0; r < values.size(); ++r) values[r] = loop_result(loop, r);
     }

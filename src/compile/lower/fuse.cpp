@@ -226,7 +226,9 @@ struct Anchors {
 };
 
 bool shows_all(const Node& n) { return is_transparent_view(n) && n.in[0]->size() == n.size(); }
-bool stacks_slices(const Node& n) { return is_loop_result(n) && result_of(n).fold == Fold::stack; }
+bool stacks_slices(const Node& n) {
+  return is_loop_result(n) && result_of(n).kind == ResultKind::stack;
+}
 // Returns true for steps that copy segments of their operands, as a concatenation does.
 bool copies_segments(const Node& n) { return n.op->kind == Kind::step && n.op->segments; }
 // Returns the node of which x views all elements, if it has no other reader. Null otherwise.
@@ -542,7 +544,8 @@ struct Builder {
       return false;
     if (is_loop_result(*n)) {  // nested loops: the inner loop adds to the sum of the outer loop
       auto& r = result_of(*n);
-      return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
+      return r.kind == ResultKind::stack ||
+             (r.kind == ResultKind::fold && r.monoid == Monoid::sum && !r.start);
     }
     return n->op->kind == Kind::contract ||
            (haliax::accumulates(*n, Monoid::sum) && prim::is_number(n->in[0], 0));

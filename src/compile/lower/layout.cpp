@@ -20,7 +20,7 @@ namespace {
 bool has_stack_axis(const Node& n) {
   if (n.op != &kResult || n.in[0]->op != &kLoop || n.in[0]->value) return false;
   auto& l = loop_of(n);
-  return l.drop && result_of(n).fold == Fold::stack;
+  return l.drop && result_of(n).kind == ResultKind::stack;
 }
 
 // Groups nodes that should have the same layout. Each matmul that computes or reads a node of a

@@ -107,7 +107,7 @@ class LazySelects {
         auto carry = prim::carry(index, select.axes, select.dtype);
         auto value = prim::fit(in_conditional(select.in[k + 1], sides[k], index), select.axes);
         l.results.push_back(
-            {.fold = Fold::carry, .value = {value}, .start = now[s], .carry = carry});
+            {.kind = ResultKind::carry, .value = {value}, .start = now[s], .carry = carry});
       }
       auto loop = make_loop(std::move(l));
       for (std::size_t s = 0; s < selects.size(); ++s) now[s] = loop_result(loop, s + 1);

@@ -36,8 +36,8 @@ void Lowering::lower_loop(const NodePtr& n) {
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = results.emplace_back(loop_result(n, k));
     auto& result = l.results[k];
-    bool adds = result.fold == Fold::stack ||
-                (result.fold == Fold::fold && result.monoid == Monoid::sum && !result.start);
+    bool adds = result.kind == ResultKind::stack ||
+                (result.kind == ResultKind::fold && result.monoid == Monoid::sum && !result.start);
     auto* add = adds ? accumulation(r) : nullptr;
     state.added.push_back(add != nullptr);
     // A condition never changes, so it is read where it is stored.
@@ -49,9 +49,9 @@ void Lowering::lower_loop(const NodePtr& n) {
     if (add) continue;
     if (result.start)
       start_from(result.start, state.places[k], r->axes);
-    else if (result.fold == Fold::stack && state.may_skip)
+    else if (result.kind == ResultKind::stack && state.may_skip)
       zero(state.places[k], r->axes);
-    else if (result.fold == Fold::fold)
+    else if (result.kind == ResultKind::fold)
       fill(state.places[k], r->axes, prim::identity(result.monoid, r->dtype));
   }
   for (bool deferred : {false, true})
@@ -115,9 +115,9 @@ void Lowering::lower_part_values(const IterationPart& part, const LoweredLoop& s
   std::vector<Target> targets;
   for (auto& [k, value] : part.values) {
     auto& result = state.loop.results[k];
-    if (result.fold == Fold::fold)
+    if (result.kind == ResultKind::fold)
       targets.push_back({value, state.places[k], true, result.monoid});
-    else if (result.fold == Fold::stack)
+    else if (result.kind == ResultKind::stack)
       targets.push_back(
           {value, iteration_block(state.places[k], state.loop, state.loop.index[b], value->axes),
            state.added[k], Monoid::sum});

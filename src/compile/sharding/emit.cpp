@@ -360,7 +360,8 @@ class RingLoop {
       auto& v = values[k];
       auto start = is_sent_back(k) ? prim::zeros_like(v) : results_[k];
       auto carry = is_sent_back(k) ? prim::carry(flag_index_, v->axes, v->dtype) : carried_[k];
-      l.results.push_back({.fold = Fold::carry, .value = {v}, .start = start, .carry = carry});
+      l.results.push_back(
+          {.kind = ResultKind::carry, .value = {v}, .start = start, .carry = carry});
     }
     auto created = make_loop(std::move(l));
     Nodes out;
@@ -380,7 +381,8 @@ class RingLoop {
     for (std::size_t k = 0; k < loop_.results.size(); ++k) {
       auto& r = loop_.results[k];
       auto value = untiled(values_[computed(k)], &index());
-      if (!value || r.effect || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
+      if (!value || r.effect || (r.kind == ResultKind::fold && r.monoid != Monoid::sum))
+        return nullptr;
       created.push_back({value, r.carry ? results_[k] : nullptr});
     }
     auto flag = iteration_flags(created, &index()).changes;
@@ -399,9 +401,9 @@ class RingLoop {
   // Returns a result after one more step. Sums of 16-bit floats are rounded once, at the end.
   static NodePtr with_step(const LoopResult& r, const NodePtr& known, const NodePtr& value) {
     if (r.carry) return value;
-    auto v = r.fold == Fold::stack ? widened(value) : value;
+    auto v = r.kind == ResultKind::stack ? widened(value) : value;
     if (!known) return v;
-    auto& op = prim::pairwise(r.fold == Fold::stack ? Monoid::sum : r.monoid);
+    auto& op = prim::pairwise(r.kind == ResultKind::stack ? Monoid::sum : r.monoid);
     return prim::build(op, {known, prim::fit(v, known->axes)}, known->axes, v->dtype);
   }
 };

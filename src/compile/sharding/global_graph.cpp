@@ -134,7 +134,7 @@ void GlobalGraph::propagate_preferred(int k, int first) {
   else if (is_loop_result(n)) {
     auto& r = result_of(n);
     auto in_iteration = mine;
-    if (r.fold == Fold::stack && !r.carry) in_iteration.set(loop_of(n).axis.name, {});
+    if (r.kind == ResultKind::stack && !r.carry) in_iteration.set(loop_of(n).axis.name, {});
     for (auto& v : r.value) preferred_of(add(v), in_iteration);
     if (r.start) preferred_of(add(r.start), mine);
   } else if (!mine.dims.empty() &&

@@ -82,7 +82,7 @@ void LoopPlanner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   auto& r = a.l.results[k];
   auto &inside = a.plan.inside[k], &after_loop = a.plan.after_loop[k], &carried = a.carried[k];
   int v = graph_.add(r.value[b]);
-  bool fits_any = fits_any_sharding(v), stacks = r.fold == Fold::stack;
+  bool fits_any = fits_any_sharding(v), stacks = r.kind == ResultKind::stack;
   bool returned = stacks && !fits_any && !a.plan.ring_axes.empty() &&
                   sharding_of(v).is_partial(a.plan.ring_axes[0]);
   if (returned) {

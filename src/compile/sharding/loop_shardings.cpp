@@ -111,7 +111,7 @@ MeshAxes LoopShardings::iterations_shared_by(int n) const {
 Sharding LoopShardings::iteration_sharding(int n, const LoopResult& r) const {
   auto at = sharding_of(n);
   if (at.partial.empty()) return shardings_.reduced_sharding(n);
-  if (r.fold == Fold::fold) {
+  if (r.kind == ResultKind::fold) {
     bool same = std::all_of(at.partial.begin(), at.partial.end(),
                             [&](auto& p) { return p.second == r.monoid; });
     return same ? at : shardings_.reduced_sharding(n);

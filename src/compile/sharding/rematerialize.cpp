@@ -129,7 +129,7 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, GlobalGraph& graph, b
   std::vector<std::pair<NodePtr, std::size_t>> stacks;
   for (auto& r : residuals)
     if (r.loop == chosen.loop && is_shared(r) == is_shared(chosen))
-      stacks.push_back({r.later, add_result(more, {Fold::stack, Monoid::sum, {r.earlier}})});
+      stacks.push_back({r.later, add_result(more, {ResultKind::stack, Monoid::sum, {r.earlier}})});
   auto index = more.index[0];
   const bool drop = more.drop;
   Rewrite to;
@@ -274,7 +274,7 @@ struct Regather {
     auto& weight = graph.node(plan.version(g.versions[0]).node);
     auto& all = loop(body).results;
     return std::any_of(all.begin(), all.end(), [&](auto& r) {
-      return r.fold != Fold::stack && same_set(r.value[0]->axes, weight.axes);
+      return r.kind != ResultKind::stack && same_set(r.value[0]->axes, weight.axes);
     });
   }
   // Returns true if the gather may move into the loop: its devices run the same iterations, no flag

@@ -110,9 +110,10 @@ bool LoopPlanner::breaks_ring(const LoopAttempt& a) const {
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {
     auto& r = a.l.results[k];
     auto& v = plan().version(a.plan.value[k][0]);
-    bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min ||
-                                          !is_float(node(v.node).dtype));
-    bool own = r.fold != Fold::stack && (v.sharding.uses(x) || v.sharding.is_partial(x));
+    bool exact =
+        r.kind == ResultKind::fold &&
+        (r.monoid == Monoid::max || r.monoid == Monoid::min || !is_float(node(v.node).dtype));
+    bool own = r.kind != ResultKind::stack && (v.sharding.uses(x) || v.sharding.is_partial(x));
     if (!v.is<RingReturn>() && !own && !exact) return true;
   }
   // the body of the loop, and the bodies of inner loops

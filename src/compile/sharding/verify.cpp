@@ -386,7 +386,7 @@ struct LoopCheck : PlanCheck {
       for (std::size_t b = 0; b < l.carry[k].size() && !l.shared_by.empty(); ++b)
         check_parts_add_up(v, l.carry[k][b], l.value[k][b]);
       auto sharding = l.inside[k];
-      bool stacks = r.fold == Fold::stack && !r.carry;
+      bool stacks = r.kind == ResultKind::stack && !r.carry;
       must(!stacks || sharding.mesh_axes(of.axis.name).empty(), v,
            "it stacks values that are sharded along {}", of.axis);
       if (stacks)
