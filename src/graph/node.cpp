@@ -317,14 +317,14 @@ CallSite::CallSite(SourceLocation at, Kind kind, const NamedArray* weight) {
   module_ = c.origin.module;
   scope_ = c.origin.scope;
   weight_created_ = c.origin.weight_created;
-  fixed_ = c.fixed;
+  in_layer_ = c.in_layer;
   reads_ = kind != layer;
   if (reads_) GraphReader::enter();
   // A function of the library that calls another one keeps the location of the user's call.
-  const bool moves = !c.fixed && !(at_.line() > 0 && is_library_source(at));
+  const bool moves = !c.in_layer && !(at_.line() > 0 && is_library_source(at));
   if (moves) c.origin.at = at;
-  if (moves && at.line() > 0) c.last = at;
-  if (kind == layer) c.fixed = true;
+  if (moves && at.line() > 0) c.last_call = at;
+  if (kind == layer) c.in_layer = true;
   if (kind != layer || !weight || weight->empty()) return;
   GraphReader reader;
   // Follows first inputs to a node that a trace named or that was found in a field.
@@ -344,7 +344,7 @@ CallSite::~CallSite() {
   c.origin.module = module_;
   c.origin.scope = scope_;
   c.origin.weight_created = weight_created_;
-  c.fixed = fixed_;
+  c.in_layer = in_layer_;
   if (reads_) GraphReader::leave();
 }
 
@@ -374,7 +374,7 @@ void fail(const std::string& op, const std::string& text) {
   auto& c = context();
   // A conversion to bool has no source location; the location of the last library
   // call replaces it.
-  auto before = where_of(c.origin).empty() ? to_string(c.last) : "";
+  auto before = where_of(c.origin).empty() ? to_string(c.last_call) : "";
   fail_at(c.origin, op, before.empty() ? text : text + "; after the call at " + before);
 }
 

@@ -276,10 +276,10 @@ struct Context {
   // equal nodes within one domain are the same node: one domain per thread, and one per compilation
   std::uint64_t domain = fresh_domain();
   Origin origin = {};
-  bool fixed = false;        // a layer has set origin.at, so that inner calls keep it
-  SourceLocation last = {};  // location of the latest library call in user code
-  int loop_depth = 0;        // number of enclosing traced loops; distinguishes equal indices
-  Axes hidden = {};          // axes that enclosing vmaps hide, outermost first
+  bool in_layer = false;          // a layer has set origin.at, so that inner calls keep it
+  SourceLocation last_call = {};  // location of the latest library call in user code
+  int loop_depth = 0;             // number of enclosing traced loops; distinguishes equal indices
+  Axes hidden = {};               // axes that enclosing vmaps hide, outermost first
   // inside shard_map: the hidden axis of each mesh axis
   std::vector<std::pair<std::string, Axis>> shards = {};
   // number of enclosing grad, vmap, scan and jit calls: values may be read, but nodes keep their
@@ -322,7 +322,7 @@ class CallSite {
  private:
   SourceLocation at_;
   Name module_, scope_, weight_created_;
-  bool fixed_, reads_;
+  bool in_layer_, reads_;
 };
 
 // Sets the origin for the length of a scope: nodes created in it get the origin of another node.

@@ -16,8 +16,8 @@ namespace haliax {
 // Hides the latest call of the library: errors without a location do not name it.
 class HideLastCall {
  public:
-  HideLastCall() : last_(std::exchange(context().last, {})) {}
-  ~HideLastCall() { context().last = last_; }
+  HideLastCall() : last_(std::exchange(context().last_call, {})) {}
+  ~HideLastCall() { context().last_call = last_; }
   HideLastCall(const HideLastCall&) = delete;
 
  private:

@@ -60,7 +60,7 @@ Tracing::~Tracing() {
   auto& c = context();
   bool ours = c.in_jit == before_->in_jit && std::uncaught_exceptions() == 0;
   if (ours) before_->effect = std::move(c.effect);
-  before_->last = c.last;
+  before_->last_call = c.last_call;
   if (c.trace != before_->trace) c.trace->last = newest_id();
   c = std::move(*before_);
 }
