@@ -50,6 +50,9 @@ struct Cons {
     n.next_ = std::exchange(place(n.hash_), &n);
     ++count;
   }
+  // Returns the node that equals a node with this hash and these parts, or null.
+  NodePtr find_equal(std::uint64_t hash, const Op&, const Nodes& in, const Axes&, DType,
+                     const Attr&);
   void make_room() {
     if (count < first.size()) return;
     std::vector<const Node*> before(2 * first.size());
@@ -119,30 +122,47 @@ bool Node::varies_with(const Node* index) const {
   return std::find(free.begin(), free.end(), index) != free.end();
 }
 
+NodePtr Cons::find_equal(std::uint64_t hash, const Op& op, const Nodes& in, const Axes& axes,
+                         DType dtype, const Attr& attr) {
+  auto& c = context();
+  // only these kinds read the mapping in scope
+  const bool binds = op.kind == Kind::contract || op.kind == Kind::step;
+  // A node that is being destroyed is intact as long as it is in the table.
+  auto is_equal = [&](const Node& n) {
+    return n.hash_ == hash && n.domain_ == c.domain && n.op == &op && n.in == in &&
+           n.axes == axes && n.dtype == dtype && n.attr == attr &&
+           (!binds || same_mapping(n.origin, c.origin));
+  };
+  for (auto* other = place(hash); other; other = other->next_)
+    if (is_equal(*other))
+      if (auto n = other->weak_from_this().lock()) return n;
+  return nullptr;
+}
+// Returns the loop indices and carries that an operand varies with, by id.
+static std::vector<const Node*> free_in(const Nodes& in) {
+  std::vector<const Node*> out;
+  for (auto& x : in)
+    if (x)
+      for (auto* f : x->free)
+        if (std::find(out.begin(), out.end(), f) == out.end()) out.push_back(f);
+  std::sort(out.begin(), out.end(), [](auto* a, auto* b) { return a->id < b->id; });
+  return out;
+}
+
 NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   auto& c = context();
   if (axis_size(axes) > most_elements)
     fail(op.name, "the result would have more than 2^60 elements: " + to_string(axes));
-  std::uint64_t h = mix(hash_of(op, in, axes, dtype, attr), c.domain);
-  if (h == 0) h = 1;
-  auto& t = Cons::part(h);
-  // only these kinds read the mapping in scope
-  bool binds = op.kind == Kind::contract || op.kind == Kind::step;
-  // A node that is being destroyed is intact as long as it is in the table.
-  auto is_equal = [&](const Node& n) {
-    return n.hash_ == h && n.domain_ == c.domain && n.op == &op && n.in == in && n.axes == axes &&
-           n.dtype == dtype && n.attr == attr && (!binds || same_mapping(n.origin, c.origin));
-  };
-  std::lock_guard hold(t.lock);
-  for (auto* other = t.place(h); other; other = other->next_) {
-    if (!is_equal(*other)) continue;
-    auto n = other->weak_from_this().lock();
-    if (!n) continue;
+  std::uint64_t hash = mix(hash_of(op, in, axes, dtype, attr), c.domain);
+  if (hash == 0) hash = 1;  // 0: not in the table
+  auto& table = Cons::part(hash);
+  std::lock_guard hold(table.lock);
+  if (auto n = table.find_equal(hash, op, in, axes, dtype, attr)) {
     if (!n->free.empty()) n->last_created.store(newest_id(), std::memory_order_relaxed);
     if (!c.origin.backward && c.origin.at.line() > 0) n->origin.backward.never();
     return n;
   }
-  t.make_room();
+  table.make_room();
   auto n = std::make_shared<Node>();
   n->op = &op;
   n->in = std::move(in);
@@ -153,15 +173,11 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   n->domain_ = c.domain;
   n->origin = c.origin;
   if (n->origin.traced == 0) n->origin.traced = n->id;
-  for (auto& x : n->in)
-    if (x)
-      for (auto* f : x->free)
-        if (!n->varies_with(f)) n->free.push_back(f);
-  std::sort(n->free.begin(), n->free.end(), [](auto* a, auto* b) { return a->id < b->id; });
+  n->free = free_in(n->in);
   // Set last: a node with a hash locks the table when it dies. The lock is held here, so a node
   // that an exception destroys before this line must have none.
-  n->hash_ = h;
-  t.add(*n);
+  n->hash_ = hash;
+  table.add(*n);
   return n;
 }
 
@@ -247,21 +263,23 @@ NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
   return n;
 }
 
+// Returns the fields at the end of both paths, or "" if that is only the last field. For example,
+// blocks.up.weight and head.up.weight have up.weight in common, head.weight and up.weight nothing.
+static std::string_view common_end(std::string_view a, std::string_view b) {
+  std::size_t same = 0, fields = 0;  // length of the common suffix; its length in full fields
+  while (same < std::min(a.size(), b.size()) && a[a.size() - 1 - same] == b[b.size() - 1 - same])
+    if (a[a.size() - 1 - same++] == '.') fields = same - 1;
+  auto ends = [&](std::string_view s) { return same == s.size() || s[s.size() - 1 - same] == '.'; };
+  if (ends(a) && ends(b)) fields = same;
+  auto common = b.substr(b.size() - fields);
+  return fields == a.size() || common.find('.') != common.npos ? common : "";
+}
 void FieldPath::note(Name path) {
   if (!path) return;
   const NameData* seen = nullptr;
   auto* both = path.data();
   while (!path_.compare_exchange_strong(seen, both, std::memory_order_acq_rel)) {
-    std::string_view a = seen->text, b = path.text();
-    std::size_t same = 0, fields = 0;  // length of the common suffix; its length in full fields
-    while (same < std::min(a.size(), b.size()) && a[a.size() - 1 - same] == b[b.size() - 1 - same])
-      if (a[a.size() - 1 - same++] == '.') fields = same - 1;
-    auto ends = [&](std::string_view s) {
-      return same == s.size() || s[s.size() - 1 - same] == '.';
-    };
-    if (ends(a) && ends(b)) fields = same;
-    auto common = b.substr(b.size() - fields);
-    both = Name(fields == a.size() || common.find('.') != common.npos ? common : "").data();
+    both = Name(common_end(seen->text, path.text())).data();
     if (both == seen) return;
   }
 }
@@ -311,6 +329,14 @@ static bool is_library_source(const SourceLocation& at) {
   return at.file_name() && std::strncmp(at.file_name(), prefix.data(), prefix.size()) == 0;
 }
 
+// Returns the path of a weight: of the first node, along first inputs, that a trace named or that
+// was found in a field. Returns "" if there is none.
+static std::string_view path_of_weight(const Node* n) {
+  auto path_of = [](const Node& n) { return is_placeholder(n) ? n.origin.module : n.field.path(); };
+  while (!path_of(*n) && !is_placeholder(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
+  return path_of(*n).text();
+}
+
 CallSite::CallSite(SourceLocation at, Kind kind, const NamedArray* weight) {
   auto& c = context();
   at_ = c.origin.at;
@@ -327,11 +353,7 @@ CallSite::CallSite(SourceLocation at, Kind kind, const NamedArray* weight) {
   if (kind == layer) c.in_layer = true;
   if (kind != layer || !weight || weight->empty()) return;
   GraphReader reader;
-  // Follows first inputs to a node that a trace named or that was found in a field.
-  auto seen = [](const Node& n) { return is_placeholder(n) ? n.origin.module : n.field.path(); };
-  const Node* n = weight->node().get();
-  while (!seen(*n) && !is_placeholder(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
-  auto path = seen(*n).text();
+  const auto path = path_of_weight(weight->node().get());
   if (path.rfind('.') != path.npos) {
     c.origin.module = Name(path.substr(0, path.rfind('.')));
     c.origin.scope = {};  // the path is more specific
