@@ -158,31 +158,38 @@ Axis flatten_axes(const Axes& axes, const AxisSelector& new_axis, SourceLocation
          Axis(new_axis.name, new_axis.size));
   return {new_axis.name, size};
 }
-Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceLocation at) {
-  CallSite here(at);
+namespace {
+// Raises unless the names are a permutation of the axes, of which "..." may stand for some.
+void check_partial_order(const Names& partial, const Axes& axes) {
   auto shown = [&] { return fmt::format("({})", fmt::join(partial, ", ")); };
-  const Name dots(ellipsis);
-  const bool has_dots = has(partial, dots);
   for (auto n : partial) {
-    if (n == dots) continue;
+    if (n == Name(ellipsis)) continue;
     check_there("rearrange", n, axes);
     if (std::count(partial.begin(), partial.end(), n) > 1)
       fail("rearrange", "axis {} is named twice in {}", n, shown());
   }
   for (auto& a : axes)
-    if (!has_dots && !has(partial, a.name))
+    if (!has(partial, ellipsis) && !has(partial, a.name))
       fail("rearrange",
            "{} is not a permutation of {}: axis {} is missing; use ... for the other axes", shown(),
            axes, a.name);
-  // Greedy assignment of the unlisted axes to the "..." slots. They gather in one slot, initially
-  // the first. A listed axis moves the current slot to the next empty "..." after it, if there is
-  // one. The current slot never moves back.
+}
+}  // namespace
+
+// The unlisted axes are assigned to the "..." slots greedily. They gather in one slot, initially
+// the first. A listed axis moves the current slot to the next empty "..." after it, if there is
+// one. The current slot never moves back. For example, the order (..., a, ...) leaves (x, a, y)
+// unchanged, and the order (c, ..., a, ...) changes (a, b, c, d) to (c, a, b, d).
+Axes rearrange_for_partial_order(const Names& partial, const Axes& axes, SourceLocation at) {
+  CallSite here(at);
+  check_partial_order(partial, axes);
+  const Name dots(ellipsis);
   std::vector<Axes> slots(partial.size());
   auto empty_from = [&](std::size_t i) {
     while (i < partial.size() && !(partial[i] == dots && slots[i].empty())) ++i;
     return i;
   };
-  std::size_t current = has_dots ? empty_from(0) : 0;
+  std::size_t current = has(partial, dots) ? empty_from(0) : 0;
   for (auto& a : axes) {
     if (!has(partial, a.name)) {
       slots[current].push_back(a);

@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t kWriter = 1u << 31;
 constinit std::atomic<std::uint32_t> state{0};
 constinit std::atomic<int> threads{0};  // threads that have ever read
-[[gnu::tls_model("initial-exec")]] thread_local bool known = false;
+[[gnu::tls_model("initial-exec")]] thread_local bool is_registered = false;
 // in the static TLS block, since every op reads it
 [[gnu::tls_model("initial-exec")]] thread_local int depth = 0;
 
@@ -41,17 +41,17 @@ static void lock_exclusive() noexcept;
 static void unlock_exclusive() noexcept;
 // Registers a thread at its first read. No thread reads meanwhile, as readers rely on the number of
 // threads (is_single_threaded).
-static void meet() noexcept {
+static void register_thread() noexcept {
   lock_exclusive();
   threads.fetch_add(1, std::memory_order_relaxed);
   unlock_exclusive();
-  known = true;
+  is_registered = true;
 }
 bool is_single_threaded() { return threads.load(std::memory_order_relaxed) == 1; }
 
 void GraphReader::enter() noexcept {
   if (depth++ > 0) return;
-  if (!known) meet();
+  if (!is_registered) register_thread();
   lock_shared();
 }
 void GraphReader::leave() noexcept {

@@ -332,7 +332,9 @@ static bool is_library_source(const SourceLocation& at) {
 // Returns the path of a weight: of the first node, along first inputs, that a trace named or that
 // was found in a field. Returns "" if there is none.
 static std::string_view path_of_weight(const Node* n) {
-  auto path_of = [](const Node& n) { return is_placeholder(n) ? n.origin.module : n.field.path(); };
+  auto path_of = [](const Node& at) {
+    return is_placeholder(at) ? at.origin.module : at.field.path();
+  };
   while (!path_of(*n) && !is_placeholder(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
   return path_of(*n).text();
 }
