@@ -12,30 +12,38 @@
 namespace haliax::prim {
 namespace {
 
-constexpr int far = 8;  // depth limit of searches in the graph
+constexpr int kSearchDepth = 8;  // depth limit of searches in the graph
 
-NodePtr running(NodeRef n, const Blocked& b) {
-  auto [axis, m, reverse] = CumulativeAttr::of(*n);
-  auto nothing = identity(m, n->dtype);
-  auto y = cumulative(m, b.split(n->in[0], nothing), b.axis, reverse);
-  auto last = at_position(y, b.axis, reverse ? 0 : b.step - 1);
-  auto sums = cumulative(m, last, b.blocks, reverse);
-  auto first = fit(nothing, replaced(sums->axes, b.blocks, {Axis(b.blocks, 1)}));
-  auto others = slice(sums, b.blocks, reverse ? 1 : 0, b.count - 1);
-  auto before =
-      concat(reverse ? Nodes{others, first} : Nodes{first, others}, Axis(b.blocks, b.count));
-  auto all = b.joined(map(pairwise(m), {y, before}, n->dtype, &y->axes));
-  return fit(slice(all, b.axis, 0, b.size), n->axes);
+// Returns a running sum (or product, maximum, minimum): the running sums within each block, plus
+// the sum of all blocks before. For example, blocks of 2 positions of (1, 2, 3, 4): (1, 3 | 3, 7)
+// plus (0 | 3) is (1, 3, 6, 10).
+NodePtr cumulative_in_blocks(NodeRef n, const SplitAxis& split) {
+  const Name axis = split.axis;
+  const auto [_, monoid, reverse] = CumulativeAttr::of(*n);
+  auto nothing = identity(monoid, n->dtype);
+  auto within_block = cumulative(monoid, split.blocked(n->in[0], nothing), axis, reverse);
+  auto totals = at_position(within_block, axis, reverse ? 0 : split.step - 1);
+  auto sums = cumulative(monoid, totals, split.blocks, reverse);
+  // the sums without the last block, after the identity of the first one
+  auto first = fit(nothing, replaced(sums->axes, split.blocks, {Axis(split.blocks, 1)}));
+  auto others = slice(sums, split.blocks, reverse ? 1 : 0, split.count - 1);
+  auto before = concat(reverse ? Nodes{others, first} : Nodes{first, others},
+                       Axis(split.blocks, split.count));
+  auto all =
+      split.joined(map(pairwise(monoid), {within_block, before}, n->dtype, &within_block->axes));
+  return fit(slice(all, axis, 0, split.size), n->axes);
 }
 
-// Returns the first position of the extreme: the least position that has the extreme value.
+// Returns the first position of the extreme: the least position that has the extreme value. NaN
+// equals NaN here.
 NodePtr extreme_position(NodeRef n) {
   auto& x = n->in[0];
   auto top = reduce(n->op == &kArgmax ? Monoid::max : Monoid::min, x, n->axes);
-  auto nan = [](NodeRef v) { return map(kNotEqual, {v, v}, DType::boolean); };
-  auto both = [](const Op& op, NodeRef a, NodeRef b) { return map(op, {a, b}, DType::boolean); };
   auto hit = equal(x, top);
-  if (is_float(x->dtype)) hit = both(kBitOr, hit, both(kBitAnd, nan(x), nan(top)));
+  if (is_float(x->dtype)) {
+    auto nan = [](NodeRef v) { return map(kNotEqual, {v, v}, DType::boolean); };
+    hit = either(hit, both(nan(x), nan(top)));
+  }
   Axes over;
   for (auto name : ReduceAttr::of(*n).over) over.push_back(*find(*x, name));
   auto candidate = select(hit, flat_position(over, n->dtype), extreme(n->dtype, true));
@@ -51,13 +59,13 @@ NodePtr within(NodeRef ids, std::int64_t first, std::int64_t end) {
 
 // ---- top_k: the first k of an order ----
 // Recomputes n from another value of its base.
-NodePtr replayed(NodeRef n, NodeRef base, NodeRef now) {
-  if (n == base) return now;
+NodePtr recomputed_from(NodeRef n, NodeRef base, NodeRef value) {
+  if (n == base) return value;
   if (is_generated(n)) return n;
   Nodes in;
-  for (auto& x : n->in) in.push_back(replayed(x, base, now));
+  for (auto& x : n->in) in.push_back(recomputed_from(x, base, value));
   auto axes = n->axes;
-  for (auto& a : axes) a = *find(*now, a.name);
+  for (auto& a : axes) a = *find(*value, a.name);
   return rebuilt(*n, std::move(in), axes);
 }
 
@@ -65,47 +73,61 @@ NodePtr replayed(NodeRef n, NodeRef base, NodeRef now) {
 // k of the full axis. The keys may be computed elementwise from another value, their base. Then the
 // base is communicated in place of the keys, since the picked values are usually computed from it
 // as well.
-struct First {
-  Blocked b;
-  std::int64_t k;
-  // order: selected positions in each block, (..., blocks, axis = k). sent: the candidates: the
-  // base at these positions, (..., axis = blocks * k). best: positions of the first k among the
-  // candidates.
-  NodePtr base, order, sent, best;
-  First(NodeRef top, const Blocked& blocked) : b(blocked), k(SliceAttr::of(*top).size) {
-    auto& keys = top->in[0]->in[0];
-    auto last = last_of(keys->dtype);
-    const auto each = std::min(k, b.step),
-               there = b.size / b.step * each + std::min(b.size % b.step, each);
-    base = base_at(keys);
-    order = slice(argsort(b.split(keys, last), b.axis), b.axis, 0, each);
-    sent = picked(base);
-    auto candidates = replayed(keys, base, sent);
-    if (there < b.count * each)  // candidates that the short last blocks lack
-      candidates = select(less(iota(Axis(b.axis, b.count * each)), integer(there, DType::i32)),
+class BlockwiseTopK {
+ public:
+  // `top`: the first k positions of an argsort.
+  BlockwiseTopK(const Node& top, const SplitAxis& split) : split_(split) {
+    auto& keys = top.in[0]->in[0];
+    const auto k = SliceAttr::of(top).size, step = split_.step;
+    const auto last = last_of(keys->dtype);
+    const auto each = std::min(k, step);  // candidates per block
+    base_ = base_of(keys);
+    order_ = slice(argsort(split_.blocked(keys, last), split_.axis), split_.axis, 0, each);
+    base_of_candidates_ = candidates_of(base_);
+    auto candidates = recomputed_from(keys, base_, base_of_candidates_);
+    const auto present = split_.size / step * each + std::min(split_.size % step, each),
+               all = split_.count * each;
+    if (present < all)  // short last blocks lack some candidates
+      candidates = select(less(iota(Axis(split_.axis, all)), integer(present, DType::i32)),
                           candidates, last);
-    best = slice(argsort(candidates, b.axis), b.axis, 0, k);
+    best_ = slice(argsort(candidates, split_.axis), split_.axis, 0, k);
   }
+  // Returns the elements of x at the first k positions.
+  NodePtr values_of(NodeRef x) const {
+    return pick(
+        base_of(x) == base_ ? recomputed_from(x, base_, base_of_candidates_) : candidates_of(x),
+        best_);
+  }
+  // Returns the first k positions.
+  NodePtr positions() const {
+    auto start = mul(iota(Axis(split_.blocks, split_.count)), integer(split_.step, DType::i32));
+    return pick(split_.joined(map(kAdd, {order_, start}, DType::i32, &order_->axes)), best_);
+  }
+
+ private:
   NodePtr pick(NodeRef table, NodeRef ids) const {
-    return gather(table, {{b.axis, ids}}, ids->axes, program::Outside::clamp);
+    return gather(table, {{split_.axis, ids}}, ids->axes, program::Outside::clamp);
   }
-  NodePtr picked(NodeRef x) const { return b.joined(pick(b.split(x, number(0, x->dtype)), order)); }
+  // Returns the elements of x at the positions of the candidates: (..., axis = blocks * k).
+  NodePtr candidates_of(NodeRef x) const {
+    return split_.joined(pick(split_.blocked(x, number(0, x->dtype)), order_));
+  }
   // Returns the value from which x is computed elementwise, without any use of positions on the
   // axis.
-  NodePtr base_at(NodeRef x) const {
-    auto regards = [&](const Node& n) {
-      return std::any_of(n.in.begin(), n.in.end(),
-                         [&](auto& i) { return is_generated(i) && has(i->axes, b.axis); });
+  NodePtr base_of(NodeRef x) const {
+    auto uses_positions = [&](const Node& n) {
+      return std::any_of(n.in.begin(), n.in.end(), [&](auto& operand) {
+        return is_generated(operand) && has(operand->axes, split_.axis);
+      });
     };
-    return regards(*x) ? x : pointwise_source(x, regards);
+    return uses_positions(*x) ? x : pointwise_source(x, uses_positions);
   }
-  NodePtr of(NodeRef x) const {
-    return pick(base_at(x) == base ? replayed(x, base, sent) : picked(x), best);
-  }
-  NodePtr positions() const {
-    auto start = mul(iota(Axis(b.blocks, b.count)), integer(b.step, DType::i32));
-    return pick(b.joined(map(kAdd, {order, start}, DType::i32, &order->axes)), best);
-  }
+
+  SplitAxis split_;
+  NodePtr base_;
+  NodePtr order_;  // positions of the candidates in each block: (..., blocks, axis = k)
+  NodePtr base_of_candidates_;  // (..., axis = blocks * k)
+  NodePtr best_;                // positions of the first k among the candidates: (..., axis = k)
 };
 
 // ---- slices at dynamic positions ----
@@ -146,44 +168,45 @@ NodePtr picked_slice(NodeRef n) {
 struct Progression {
   std::int64_t start = 0, step = 0;
 };
-std::optional<Progression> run_of(NodeRef ids, int depth = 0) {
-  if (is_number(ids) && is_integer(ids->dtype))
-    return Progression{integer_of(ids->op == &kNumber ? *ids : *ids->in[0]), 0};
+// Returns the progression of ids that are computed from constants and positions. For example,
+// 2 * iota + 3 is {3, 2}. None: the ids have another form.
+std::optional<Progression> progression_of(NodeRef ids, int depth = 0) {
+  if (is_number(ids) && is_integer(ids->dtype)) return Progression{integer_of(*stripped(ids)), 0};
   if (ids->op == &kIota) return Progression{0, 1};
-  if (depth == far || ids->axes.size() > 1) return {};
+  if (depth == kSearchDepth || ids->axes.size() > 1) return {};
   if (ids->op == &kFit || (ids->op == &kCast && is_integer(ids->dtype)))
-    return run_of(ids->in[0], depth + 1);
-  bool adds = ids->op == &kAdd, scales = ids->op == &kMul, most = ids->op == &kMaximum;
-  if (!adds && !scales && !most && ids->op != &kMinimum) return {};
-  auto a = run_of(ids->in[0], depth + 1), b = run_of(ids->in[1], depth + 1);
+    return progression_of(ids->in[0], depth + 1);
+  const bool adds = ids->op == &kAdd, scales = ids->op == &kMul, maximum = ids->op == &kMaximum;
+  if (!adds && !scales && !maximum && ids->op != &kMinimum) return {};
+  auto a = progression_of(ids->in[0], depth + 1), b = progression_of(ids->in[1], depth + 1);
   if (!a || !b) return {};
   if (adds) return Progression{a->start + b->start, a->step + b->step};
   if (a->step && b->step) return {};
   if (scales) return Progression{a->start * b->start, a->step * b->start + b->step * a->start};
   if (a->step || b->step) return {};
-  return Progression{most ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
+  return Progression{maximum ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
 }
 // Returns the slice of the axis `full` that the ids select; none if the ids are not constant or
 // are out of range.
-std::optional<SliceAttr> picked_run(NodeRef ids, const Axis& full) {
+std::optional<SliceAttr> selected_slice(NodeRef ids, const Axis& full) {
   auto* a = find(*ids, full.name);
   if (!a || ids->axes.size() != 1 || a->size == 0) return {};
-  auto run = run_of(ids);
-  if (!run || run->step < 1 || run->start < 0 ||
-      run->start + (a->size - 1) * run->step >= full.size)
+  auto ids_of = progression_of(ids);
+  if (!ids_of || ids_of->step < 1 || ids_of->start < 0 ||
+      ids_of->start + (a->size - 1) * ids_of->step >= full.size)
     return {};
-  return SliceAttr{full.name, run->start, a->size, run->step};
+  return SliceAttr{full.name, ids_of->start, a->size, ids_of->step};
 }
-std::int64_t where_on(const Node& n, Name axis) {
-  auto& axes = indexed_axes(n);
-  return std::find(axes.begin(), axes.end(), axis) - axes.begin();
+std::size_t index_among(const Names& axes, Name axis) {
+  return std::size_t(std::find(axes.begin(), axes.end(), axis) - axes.begin());
 }
 
 // Returns true if x may be sharded along this axis. Values that are computed from positions alone
 // are not sharded.
 bool may_be_sharded(NodeRef x, Name axis, int depth = 0) {
   if (!has(x->axes, axis) || is_generated(x)) return false;
-  if (depth == far || x->op->kind == Kind::leaf || x->op->kind == Kind::result) return true;
+  if (depth == kSearchDepth || x->op->kind == Kind::leaf || x->op->kind == Kind::result)
+    return true;
   for (std::size_t k = 0; k < x->in.size(); ++k)
     if (x->in[k] && may_be_sharded(x->in[k], name_in_operand(*x, k, axis), depth + 1)) return true;
   return false;
@@ -197,9 +220,8 @@ NodePtr with_renamed_ids(NodeRef n, Name axis) {
   if (!sharded && n->bytes() >= n->in[0]->bytes()) return nullptr;
   auto attr = GatherAttr::of(*n);
   auto full = *find(*n->in[0], axis);
-  auto slot = std::size_t(where_on(*n, axis));
-  if (auto c = picked_run(n->in[1 + slot], full); c && n->in.size() == 2)
-    return slice(n->in[0], c->axis, c->start, c->size, c->step);
+  const auto& axis_ids = n->in[1 + index_among(indexed_axes(*n), axis)];
+  if (auto c = selected_slice(axis_ids, full); c && n->in.size() == 2) return slice(n->in[0], *c);
   Name positions = positions_of(axis);
   auto picks = picks_of(*n, 1);
   for (auto& [a, ids] : picks) ids = rename(ids, {axis}, {positions});
@@ -207,37 +229,44 @@ NodePtr with_renamed_ids(NodeRef n, Name axis) {
                 {positions}, {axis});
 }
 
-}  // namespace
-
-// If the ids are constant and consecutive, places the updates among zeros and selects within the
-// range of the ids. Otherwise, renames the axis of the ids, so that they index blocks of the base.
-NodePtr scatter_blockwise(NodeRef n, Name axis, int) {
-  auto attr = ScatterAttr::of(*n);
+// Places the updates of a scatter among zeros, at the slices that its ids select. `set` then
+// selects the updates within these slices; other scatters add.
+NodePtr scatter_to_slices(NodeRef n, const std::vector<SliceAttr>& slices) {
   auto& base = n->in[0];
   auto updates = n->in[1];
-  bool sets = attr.update == program::Update::set, adds = attr.update == program::Update::add;
-  std::vector<SliceAttr> runs;
+  NodePtr updated;  // true within all slices
+  for (auto& s : slices) {
+    auto full = *find(*base, s.axis);
+    auto in_slice = within(iota(full), s.start, s.start + s.size);
+    updated = updated ? both(updated, in_slice) : in_slice;
+    updates = place(updates, replaced(updates->axes, s.axis, {full}), s.axis, s.start);
+  }
+  const bool sets = ScatterAttr::of(*n).update == program::Update::set;
+  return sets ? select(updated, updates, base, n->axes) : add(base, updates);
+}
+
+}  // namespace
+
+// If the ids are constant and consecutive, they select slices. Otherwise, renames the axis of the
+// ids, so that they index blocks of the base.
+NodePtr scatter_blockwise(NodeRef n, Name axis, int) {
+  auto attr = ScatterAttr::of(*n);
+  std::vector<SliceAttr> slices;
   auto picks = picks_of(*n, 2);
   for (auto& [a, ids] : picks)
-    if (auto c = picked_run(ids, *find(*n, a)); c && c->step == 1) runs.push_back(*c);
-  if (runs.size() == picks.size() && (sets || adds)) {
-    NodePtr there;
-    for (auto& c : runs) {
-      auto full = *find(*base, c.axis);
-      auto in_row = within(iota(full), c.start, c.start + c.size);
-      there = there ? both(there, in_row) : in_row;
-      updates = place(updates, replaced(updates->axes, c.axis, {full}), c.axis, c.start);
-    }
-    return sets ? select(there, updates, base, n->axes) : add(base, updates);
-  }
+    if (auto c = selected_slice(ids, *find(*n, a)); c && c->step == 1) slices.push_back(*c);
+  const bool sets_or_adds =
+      attr.update == program::Update::set || attr.update == program::Update::add;
+  if (sets_or_adds && slices.size() == picks.size()) return scatter_to_slices(n, slices);
   Name positions = positions_of(axis);
   for (auto& [a, ids] : picks) ids = rename(ids, {axis}, {positions});
-  return scatter(base, rename(updates, {axis}, {positions}), picks, attr.update, attr.clamp);
+  auto updates = rename(n->in[1], {axis}, {positions});
+  return scatter(n->in[0], updates, picks, attr.update, attr.clamp);
 }
 
 NodePtr pointwise_source(NodeRef n, const std::function<bool(const Node&)>& ends) {
   auto base_of = [&](auto& self, NodeRef x, int depth) -> NodePtr {
-    if (x->op->kind != Kind::map || depth == far || (depth && ends(*x))) return x;
+    if (x->op->kind != Kind::map || depth == kSearchDepth || (depth && ends(*x))) return x;
     NodePtr one;
     for (auto& i : x->in) {
       if (is_generated(i)) continue;
@@ -277,11 +306,11 @@ bool picks_in_order(const Node& n) {
 }
 
 NodePtr cumulative_blockwise(NodeRef n, Name axis, int blocks) {
-  return running(n, Blocked(*find(*n, axis), blocks));
+  return cumulative_in_blocks(n, SplitAxis(*find(*n, axis), blocks));
 }
 NodePtr extreme_blockwise(NodeRef n, Name, int) { return extreme_position(n); }
 NodePtr slice_blockwise(NodeRef n, Name axis, int blocks) {
-  return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions()
+  return is_top_k(*n) ? BlockwiseTopK(*n, SplitAxis(*find(*n->in[0], axis), blocks)).positions()
                       : picked_slice(n);
 }
 // Places one position among zeros.
@@ -293,7 +322,8 @@ NodePtr place_blockwise(NodeRef n, Name axis, int) {
             : nullptr;
 }
 NodePtr gather_blockwise(NodeRef n, Name axis, int blocks) {
-  if (picks_top_k(*n)) return First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]);
+  if (picks_top_k(*n))
+    return BlockwiseTopK(*n->in[1], SplitAxis(*find(*n->in[0], axis), blocks)).values_of(n->in[0]);
   bool all = n->in.size() == 2 && is_order(*n->in[1], axis) &&
              find(*n->in[1], axis)->size == find(*n->in[0], axis)->size;
   if (all) return permute_in_blocks(n, axis, blocks);

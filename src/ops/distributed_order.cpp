@@ -41,7 +41,7 @@ struct Columnsort {
   // The keys, and their original positions: among equal keys, the smaller position is first.
   Nodes rows;
   Nodes last;  // per row: a value that follows all others
-  Blocked b;
+  SplitAxis b;
   // Positions per column, a multiple of the number of blocks and of 2; bytes of one position of all
   // rows.
   std::int64_t column, moved = 0;
@@ -81,7 +81,7 @@ struct Columnsort {
     const Name axis = b.axis, blocks = b.blocks, high("(high)"), low("(low)"), old("(old)");
     const Axis count(blocks, b.count), part(axis, column / b.count), half(axis, column / 2);
     for (std::size_t k = 0; k < rows.size(); ++k)
-      rows[k] = pad(b.split(rows[k], last[k]), axis, 0, column - b.step, last[k]);
+      rows[k] = pad(b.blocked(rows[k], last[k]), axis, 0, column - b.step, last[k]);
     order(axis);
     rows = each([&](auto& x) {  // (blocks, axis) -> (axis = blocks * high, blocks = axis % count)
       auto parts = unflatten(x, axis, {Axis(high, part.size), Axis(low, b.count)});
@@ -145,7 +145,7 @@ bool is_drawn_order(const Node& ids, Name axis) {
 // blocks. Each block then sends the same number of elements to each other block in both steps: a
 // part of a block, and at most one position more per block.
 NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
-  Blocked b(*find(*n->in[0], axis), count);
+  SplitAxis b(*find(*n->in[0], axis), count);
   auto& order = n->in[1];
   const auto slots = b.step / count + count;
   if (order->axes.size() > 1 || n->in[0]->bytes() <= kNegligibleBytes || 2 * slots >= b.step)
@@ -173,7 +173,7 @@ NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
   auto hands = table(pair(from, sent, slots), {part, blocks, slot},
                      {{part.name, by}, {blocks.name, to}, {slot.name, handed}});
   // (blocks, axis)
-  auto keeps = pad(b.split(pair(by, handed, slots), position(0)), axis, 0, count * slots - b.step,
+  auto keeps = pad(b.blocked(pair(by, handed, slots), position(0)), axis, 0, count * slots - b.step,
                    position(0));
 
   // Axes (blocks, part of the given size, slot), then the other axes of the result. The last pick
@@ -188,7 +188,7 @@ NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
     return gather(x, {{of, quotient(ids, slots)}, {slot.name, remainder(ids, slots)}}, axes,
                   program::Outside::clamp);
   };
-  auto x = gather(b.split(n->in[0], number(0, n->dtype)), {{axis, sends}}, parted(count),
+  auto x = gather(b.blocked(n->in[0], number(0, n->dtype)), {{axis, sends}}, parted(count),
                   program::Outside::clamp);
   x = pick(x, blocks.name, hands, parted(count));
   auto axes = parted(count * slots);
@@ -217,12 +217,12 @@ NodePtr rolled_by(const Node& n, Name axis) {
 // parts are sent back, so that each device has all elements of its block. If the last block is
 // shorter, the elements before and after the wrap-around are computed separately.
 NodePtr roll_in_blocks(NodeRef n, Name axis, int count) {
-  Blocked b(*find(*n->in[0], axis), count);
+  SplitAxis b(*find(*n->in[0], axis), count);
   const bool even = b.size == b.step * count;
   if (n->in[0]->bytes() <= kNegligibleBytes || b.step < count || (even ? 2 : 3) * b.step >= b.size)
     return nullptr;
-  auto x = b.split(n->in[0], number(0, n->dtype));
-  auto axes = b.split(n, number(0, n->dtype))->axes;  // axes of the result in blocks
+  auto x = b.blocked(n->in[0], number(0, n->dtype));
+  auto axes = b.blocked(n, number(0, n->dtype))->axes;  // axes of the result in blocks
   auto offset = iota(Axis(axis, b.step));
   auto moved = [&](NodeRef by) {  // rolls by less than the size of all blocks
     auto blocks = quotient(by, b.step), rest = remainder(by, b.step);

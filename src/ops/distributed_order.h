@@ -6,14 +6,14 @@
 namespace haliax::prim {
 
 // An axis split into `count` blocks of `step` positions.
-struct Blocked {
+struct SplitAxis {
   Name axis, blocks;
   std::int64_t size, count, step;  // size of the axis; number of blocks; positions per block
-  Blocked(const Axis& a, int n)
+  SplitAxis(const Axis& a, int n)
       : axis(a.name), blocks("(blocks of " + std::string(a.name.text()) + ")"), size(a.size),
         count(n), step((a.size + n - 1) / n) {}
   // (..., axis) -> (..., blocks, axis). The end of the last block is filled with `fill`.
-  NodePtr split(NodeRef x, NodeRef fill) const {
+  NodePtr blocked(NodeRef x, NodeRef fill) const {
     auto padded = count * step == size ? x : pad(x, axis, 0, count * step - size, fill);
     return unflatten(padded, axis, {Axis(blocks, count), Axis(axis, step)});
   }
