@@ -2,7 +2,6 @@
 #include "ops/distributed_order.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 
 #include "ops/attr.h"
@@ -37,82 +36,105 @@ NodePtr with_order(NodeRef x, Name axis, NodeRef order) {
 // positions are distributed round-robin over all blocks, sorted again, and distributed back. Then
 // each element is at most half a block away from its final position, and neighboring blocks sort
 // their common elements.
-struct Columnsort {
-  // The keys, and their original positions: among equal keys, the smaller position is first.
-  Nodes rows;
-  Nodes last;  // per row: a value that follows all others
-  SplitAxis b;
-  // Positions per column, a multiple of the number of blocks and of 2; bytes of one position of all
-  // rows.
-  std::int64_t column, moved = 0;
-
-  Columnsort(Nodes r, Nodes l, const Axis& a, int blocks)
-      : rows(std::move(r)), last(std::move(l)), b(a, blocks) {
-    auto unit = b.count % 2 ? 2 * b.count : b.count;
-    column = (b.step + unit - 1) / unit * unit;
-    for (auto& x : rows) moved += x->bytes() / b.size;
+class Columnsort {
+ public:
+  // `values`: the keys, and their original positions if these are sorted as well: among equal keys,
+  // the smaller position is first. `last`: for each of them, a value that follows all others.
+  Columnsort(Nodes values, Nodes last, const Axis& a, int blocks)
+      : values_(std::move(values)), last_(std::move(last)), split_(a, blocks), axis_(split_.axis),
+        blocks_(split_.blocks, split_.count) {
+    auto unit = split_.count % 2 ? 2 * split_.count : split_.count;
+    length_ = (split_.step + unit - 1) / unit * unit;
+    for (auto& x : values_) position_bytes_ += x->bytes() / split_.size;
   }
   // Returns true if the columns are long enough for the algorithm and less is communicated than the
   // `gathered` bytes of the alternative. Twice, each device sends all of a column but its own part,
   // and twice half of a column. The padding of the columns before the block of a device is sorted
   // to the end.
   bool pays(std::int64_t gathered) const {
-    auto others = b.count - 1, late = b.count * (column - b.step) / 2;
-    bool small = std::any_of(rows.begin(), rows.end(),
+    auto others = split_.count - 1, late = split_.count * (length_ - split_.step) / 2;
+    bool small = std::any_of(values_.begin(), values_.end(),
                              [](auto& x) { return x->bytes() <= kNegligibleBytes; });
-    return !small && column >= 2 * others * others && 3 * column * moved + late * moved < gathered;
+    return !small && length_ >= 2 * others * others &&
+           3 * length_ * position_bytes_ + late * position_bytes_ < gathered;
   }
-  Nodes each(const std::function<NodePtr(NodeRef)>& f) const {
-    Nodes out;
-    for (auto& x : rows) out.push_back(f(x));
-    return out;
-  }
-  void order(Name along) {
-    if (rows.size() == 1) {
-      rows = {sort(rows[0], along)};
-      return void();
-    }
-
-    auto by = argsort(rows[1], along);
-    by = with_order(by, along, argsort(with_order(rows[0], along, by), along));
-    rows = each([&](auto& x) { return with_order(x, along, by); });
-  }
+  // Returns the sorted values.
   Nodes run() {
-    const Name axis = b.axis, blocks = b.blocks, high("(high)"), low("(low)"), old("(old)");
-    const Axis count(blocks, b.count), part(axis, column / b.count), half(axis, column / 2);
-    for (std::size_t k = 0; k < rows.size(); ++k)
-      rows[k] = pad(b.blocked(rows[k], last[k]), axis, 0, column - b.step, last[k]);
-    order(axis);
-    rows = each([&](auto& x) {  // (blocks, axis) -> (axis = blocks * high, blocks = axis % count)
-      auto parts = unflatten(x, axis, {Axis(high, part.size), Axis(low, b.count)});
-      return flatten(rename(parts, {blocks, low}, {old, blocks}), {old, high}, Axis(axis, column));
-    });
-    order(axis);
-    order(blocks);  // collects the elements that return to one column
-    rows = each([&](auto& x) {
-      auto parts = unflatten(x, axis, {Axis(old, b.count), Axis(high, part.size)});
-      return flatten(rename(parts, {blocks, old}, {low, blocks}), {high, low}, Axis(axis, column));
-    });
-    order(axis);
-    auto halves = rows;
-    // The upper half of each column, and the lower half of the next one.
-    for (std::size_t k = 0; k < rows.size(); ++k) {
-      auto lower = slice(halves[k], axis, 0, half.size), none = slice(lower, blocks, 0, 1);
-      auto next = concat({slice(lower, blocks, 1, b.count - 1), fit(last[k], none->axes)}, count);
-      rows[k] = concat({slice(halves[k], axis, half.size, half.size), next}, Axis(axis, column));
-    }
-    order(axis);
-    for (std::size_t k = 0; k < rows.size(); ++k) {
-      auto first = slice(slice(halves[k], axis, 0, half.size), blocks, 0, 1);
-      auto lower =
-          concat({first, slice(slice(rows[k], axis, half.size, half.size), blocks, 0, b.count - 1)},
-                 count);
-      rows[k] =
-          slice(b.joined(concat({lower, slice(rows[k], axis, 0, half.size)}, Axis(axis, column))),
-                axis, 0, b.size);
-    }
-    return rows;
+    for (std::size_t k = 0; k < values_.size(); ++k)
+      values_[k] =
+          pad(split_.blocked(values_[k], last_[k]), axis_, 0, length_ - split_.step, last_[k]);
+    sort_along(axis_);
+    distribute();
+    sort_along(axis_);
+    sort_along(blocks_.name);  // collects the elements that return to one column
+    collect();
+    sort_along(axis_);
+    const Nodes columns = values_;
+    join_neighbors();
+    sort_along(axis_);
+    separate_neighbors(columns);
+    return values_;
   }
+
+ private:
+  void sort_along(Name along) {
+    if (values_.size() == 1) {
+      values_ = {sort(values_[0], along)};
+      return;
+    }
+    // by position first: the sort by key is stable
+    auto order = argsort(values_[1], along);
+    order = with_order(order, along, argsort(with_order(values_[0], along, order), along));
+    for (auto& x : values_) x = with_order(x, along, order);
+  }
+  // Distributes each column round-robin: position i moves to column i % blocks.
+  void distribute() {
+    const Name high("(high)"), low("(low)"), old("(old)");
+    for (auto& x : values_) {
+      auto parts =
+          unflatten(x, axis_, {Axis(high, length_ / split_.count), Axis(low, split_.count)});
+      x = flatten(rename(parts, {blocks_.name, low}, {old, blocks_.name}), {old, high}, column());
+    }
+  }
+  // The inverse of `distribute`.
+  void collect() {
+    const Name high("(high)"), low("(low)"), old("(old)");
+    for (auto& x : values_) {
+      auto parts =
+          unflatten(x, axis_, {Axis(old, split_.count), Axis(high, length_ / split_.count)});
+      x = flatten(rename(parts, {blocks_.name, old}, {low, blocks_.name}), {high, low}, column());
+    }
+  }
+  // Joins the upper half of each column and the lower half of the next one.
+  void join_neighbors() {
+    for (std::size_t k = 0; k < values_.size(); ++k) {
+      auto lower = lower_half(values_[k]), none = slice(lower, blocks_.name, 0, 1);
+      auto next = concat(
+          {slice(lower, blocks_.name, 1, split_.count - 1), fit(last_[k], none->axes)}, blocks_);
+      values_[k] = concat({upper_half(values_[k]), next}, column());
+    }
+  }
+  // The inverse of `join_neighbors`. The first half of all columns has no neighbor.
+  void separate_neighbors(const Nodes& columns) {
+    for (std::size_t k = 0; k < values_.size(); ++k) {
+      auto first = slice(lower_half(columns[k]), blocks_.name, 0, 1);
+      auto lower = concat({first, slice(upper_half(values_[k]), blocks_.name, 0, split_.count - 1)},
+                          blocks_);
+      auto all = split_.joined(concat({lower, lower_half(values_[k])}, column()));
+      values_[k] = slice(all, axis_, 0, split_.size);
+    }
+  }
+  NodePtr lower_half(NodeRef x) const { return slice(x, axis_, 0, length_ / 2); }
+  NodePtr upper_half(NodeRef x) const { return slice(x, axis_, length_ / 2, length_ / 2); }
+  Axis column() const { return {axis_, length_}; }
+
+  Nodes values_, last_;
+  SplitAxis split_;
+  Name axis_;
+  Axis blocks_;
+  // positions per column: a multiple of the number of blocks and of 2
+  std::int64_t length_ = 0;
+  std::int64_t position_bytes_ = 0;  // bytes of one position of all values
 };
 
 }  // namespace
@@ -120,14 +142,13 @@ struct Columnsort {
 NodePtr sort_in_blocks(NodeRef n, Name axis, int blocks) {
   auto& x = n->in[0];
   if (has_another_axis(*n, axis, blocks)) return nullptr;
-  Nodes rows{x}, lasts{last_of(x->dtype)};
+  Nodes values{x}, last{last_of(x->dtype)};
   if (n->op == &kArgsort) {
-    rows.push_back(fit(iota(*find(*x, axis)), x->axes));
-    lasts.push_back(extreme(DType::i32, true));
+    values.push_back(fit(iota(*find(*x, axis)), x->axes));
+    last.push_back(extreme(DType::i32, true));
   }
-
-  Columnsort c(rows, lasts, *find(*x, axis), blocks);
-  return c.pays(x->bytes()) ? c.run().back() : nullptr;
+  Columnsort columns(std::move(values), std::move(last), *find(*x, axis), blocks);
+  return columns.pays(x->bytes()) ? columns.run().back() : nullptr;
 }
 
 bool is_order(const Node& ids, Name axis) {
