@@ -161,41 +161,60 @@ bool is_drawn_order(const Node& ids, Name axis) {
   return ids.op == &kGather ? is_drawn_order(*ids.in[1], axis)
                             : ids.in[0]->op->code == Code::threefry_xor;
 }
-// Gathers along a permutation in two communication steps, by way of an intermediate block. The
-// elements that move from one block to another are distributed round-robin over the intermediate
-// blocks. Each block then sends the same number of elements to each other block in both steps: a
-// part of a block, and at most one position more per block.
-NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
-  SplitAxis b(*find(*n->in[0], axis), count);
-  auto& order = n->in[1];
-  const auto slots = b.step / count + count;
-  if (order->axes.size() > 1 || n->in[0]->bytes() <= kNegligibleBytes || 2 * slots >= b.step)
-    return nullptr;
-  const Axis blocks(b.blocks, count), part("(part)", count), slot("(slot)", slots),
-      groups("(groups)", count * count);
-  auto pair = [&](NodeRef x, NodeRef y, std::int64_t size) {
-    return add(mul(x, position(size)), y);
-  };
+namespace {
+
+// The route of each element of a permutation, by its position in the result: its block, an
+// intermediate block and its block in the result; and its slot among the elements with the same two
+// blocks, in the first and in the second communication step.
+struct Routes {
+  NodePtr from, by, to, first_slot, second_slot;
+};
+// Returns the pair (x, y) as one position, where y < size.
+NodePtr paired(NodeRef x, NodeRef y, std::int64_t size) { return add(mul(x, position(size)), y); }
+// The elements that move from one block to another are distributed round-robin over the
+// intermediate blocks.
+Routes routes_of(NodeRef order, Name axis, const SplitAxis& split) {
+  const Axis pairs("(groups)", split.count * split.count);
   // Returns the number of earlier elements with the same x and y.
   auto rank = [&](NodeRef x, NodeRef y) {
-    auto group = pair(x, y, count);
-    auto before = reduce(Monoid::sum, cast(less(group, iota(groups)), DType::i32), {groups});
-    return sub(argsort(argsort(group, axis), axis),
-               gather(before, {{groups.name, group}}, group->axes, program::Outside::clamp));
+    auto pair = paired(x, y, split.count);
+    auto before = reduce(Monoid::sum, cast(less(pair, iota(pairs)), DType::i32), {pairs});
+    return sub(argsort(argsort(pair, axis), axis),
+               gather(before, {{pairs.name, pair}}, pair->axes, program::Outside::clamp));
   };
+  auto from = quotient(order, split.step), to = quotient(iota(order->axes[0]), split.step);
+  auto by = remainder(add(rank(from, to), add(from, to)), split.count);
+  return {from, by, to, rank(from, by), rank(by, to)};
+}
+
+}  // namespace
+
+// Gathers along a permutation in two communication steps, by way of an intermediate block. Each
+// block sends the same number of elements to each other block in both steps: a part of a block, and
+// at most one position more per block.
+NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
+  const SplitAxis split(*find(*n->in[0], axis), count);
+  auto& order = n->in[1];
+  const auto slots = split.step / count + count;
+  if (order->axes.size() > 1 || n->in[0]->bytes() <= kNegligibleBytes || 2 * slots >= split.step)
+    return nullptr;
+  const Axis blocks(split.blocks, count), part("(part)", count), slot("(slot)", slots);
+  const auto route = routes_of(order, axis, split);
   auto table = [&](NodeRef values, const Axes& axes, const std::vector<AxisIds>& picks) {
     return scatter(filled(0, DType::i32, axes), values, picks, program::Update::set);
   };
-  auto from = quotient(order, b.step), to = quotient(iota(order->axes[0]), b.step);
-  auto by = remainder(add(rank(from, to), add(from, to)), count), sent = rank(from, by),
-       handed = rank(by, to);
-  auto sends = table(remainder(order, b.step), {blocks, part, slot},
-                     {{blocks.name, from}, {part.name, by}, {slot.name, sent}});
-  auto hands = table(pair(from, sent, slots), {part, blocks, slot},
-                     {{part.name, by}, {blocks.name, to}, {slot.name, handed}});
-  // (blocks, axis)
-  auto keeps = pad(b.blocked(pair(by, handed, slots), position(0)), axis, 0, count * slots - b.step,
-                   position(0));
+  // The position, in block `blocks`, of the element that it sends to block `part` in a slot.
+  auto sends =
+      table(remainder(order, split.step), {blocks, part, slot},
+            {{blocks.name, route.from}, {part.name, route.by}, {slot.name, route.first_slot}});
+  // The block and slot from which block `part` has received the element that it sends to block
+  // `blocks` in a slot.
+  auto forwards =
+      table(paired(route.from, route.first_slot, slots), {part, blocks, slot},
+            {{part.name, route.by}, {blocks.name, route.to}, {slot.name, route.second_slot}});
+  // The block and slot from which a position of the result is received: (blocks, axis).
+  auto receives = pad(split.blocked(paired(route.by, route.second_slot, slots), position(0)), axis,
+                      0, count * slots - split.step, position(0));
 
   // Axes (blocks, part of the given size, slot), then the other axes of the result. The last pick
   // removes `slot`.
@@ -209,13 +228,14 @@ NodePtr permute_in_blocks(NodeRef n, Name axis, int count) {
     return gather(x, {{of, quotient(ids, slots)}, {slot.name, remainder(ids, slots)}}, axes,
                   program::Outside::clamp);
   };
-  auto x = gather(b.blocked(n->in[0], number(0, n->dtype)), {{axis, sends}}, parted(count),
+  auto x = gather(split.blocked(n->in[0], number(0, n->dtype)), {{axis, sends}}, parted(count),
                   program::Outside::clamp);
-  x = pick(x, blocks.name, hands, parted(count));
+  x = pick(x, blocks.name, forwards, parted(count));
   auto axes = parted(count * slots);
   axes.erase(axes.begin() + 2);
-  x = pick(x, part.name, rename(keeps, {axis}, {part.name}), axes);
-  return slice(b.joined(slice(rename(x, {part.name}, {axis}), axis, 0, b.step)), axis, 0, b.size);
+  x = pick(x, part.name, rename(receives, {axis}, {part.name}), axes);
+  x = split.joined(slice(rename(x, {part.name}, {axis}), axis, 0, split.step));
+  return slice(x, axis, 0, split.size);
 }
 
 NodePtr rolled_ids(const Axis& a, NodeRef by) {
@@ -238,27 +258,28 @@ NodePtr rolled_by(const Node& n, Name axis) {
 // parts are sent back, so that each device has all elements of its block. If the last block is
 // shorter, the elements before and after the wrap-around are computed separately.
 NodePtr roll_in_blocks(NodeRef n, Name axis, int count) {
-  SplitAxis b(*find(*n->in[0], axis), count);
-  const bool even = b.size == b.step * count;
-  if (n->in[0]->bytes() <= kNegligibleBytes || b.step < count || (even ? 2 : 3) * b.step >= b.size)
+  const SplitAxis split(*find(*n->in[0], axis), count);
+  const bool even = split.size == split.step * count;
+  if (n->in[0]->bytes() <= kNegligibleBytes || split.step < count ||
+      (even ? 2 : 3) * split.step >= split.size)
     return nullptr;
-  auto x = b.blocked(n->in[0], number(0, n->dtype));
-  auto axes = b.blocked(n, number(0, n->dtype))->axes;  // axes of the result in blocks
-  auto offset = iota(Axis(axis, b.step));
+  auto x = split.blocked(n->in[0], number(0, n->dtype));
+  auto axes = split.blocked(n, number(0, n->dtype))->axes;  // axes of the result in blocks
+  auto offset = iota(Axis(axis, split.step));
   auto moved = [&](NodeRef by) {  // rolls by less than the size of all blocks
-    auto blocks = quotient(by, b.step), rest = remainder(by, b.step);
-    auto carried = cast(less_equal(position(b.step), add(offset, rest)), DType::i32);
-    auto from = remainder(sub(sub(iota(Axis(b.blocks, count)), blocks), carried), count);
-    auto there = gather(x, {{b.blocks, from}}, axes, program::Outside::clamp);
+    auto blocks = quotient(by, split.step), rest = remainder(by, split.step);
+    auto carried = cast(less_equal(position(split.step), add(offset, rest)), DType::i32);
+    auto from = remainder(sub(sub(iota(Axis(split.blocks, count)), blocks), carried), count);
+    auto there = gather(x, {{split.blocks, from}}, axes, program::Outside::clamp);
     auto start = sub(offset, rest);
-    auto here = select(less(start, position(0)), add(start, position(b.step)), start);
-    return slice(b.joined(gather(there, {{axis, here}}, axes, program::Outside::clamp)), axis, 0,
-                 b.size);
+    auto here = select(less(start, position(0)), add(start, position(split.step)), start);
+    return slice(split.joined(gather(there, {{axis, here}}, axes, program::Outside::clamp)), axis,
+                 0, split.size);
   };
-  auto by = remainder(rolled_by(*n, axis), b.size);
+  auto by = remainder(rolled_by(*n, axis), split.size);
   if (even) return moved(by);
-  auto before = moved(add(by, position(b.step * count - b.size)));
-  return map(kSelect, {less(iota(Axis(axis, b.size)), by), before, moved(by)}, n->dtype,
+  auto before = moved(add(by, position(split.step * count - split.size)));
+  return map(kSelect, {less(iota(Axis(axis, split.size)), by), before, moved(by)}, n->dtype,
              &before->axes);
 }
 
