@@ -21,6 +21,76 @@ NodePtr positions_in(const Block& b, Name axis, DType d) {
   return add(iota(Axis(axis, b.size), d), cast(b.start, d));
 }
 
+struct KeyAndPosition {
+  NodePtr key, position;
+};
+// A scan for the first k elements of an order. State: keys, positions and picked values of the
+// first k elements so far. Each iteration selects k elements from the state and the block, one by
+// one: each is the least (key, position) after the previous one.
+struct TopKScan {
+  Name axis;            // axis of the elements
+  Axis top;             // axis of the k elements: the last axis of each part of the state
+  Axes all, rows;       // axes of the keys in the state; the same without `top`
+  KeyAndPosition last;  // follows all others
+
+  Nodes start(const Nodes& picked) const {
+    Nodes out = {fit(last.key, all), fit(last.position, all)};
+    for (auto& p : picked) out.push_back(filled(0, p->dtype, with_top(p->axes)));
+    return out;
+  }
+  // Returns the axes with the k elements in place of `axis`.
+  Axes with_top(const Axes& axes) const { return haliax::joined(replaced(axes, axis, {}), {top}); }
+  Nodes next(const Nodes& state, const Nodes& blocks, const Block& block) const {
+    const DType d = last.key->dtype;
+    const KeyAndPosition known{state[0], state[1]};
+    const KeyAndPosition added{
+        is_float(d) ? select(is_nan(blocks[0]), last.key, blocks[0]) : blocks[0],
+        positions_in(block, axis, known.position->dtype)};
+    KeyAndPosition found{fit(extreme(d, false), rows), filled(-1, added.position->dtype, rows)};
+    Nodes out = {fit(last.key, all), fit(last.position, all)};
+    for (std::size_t j = 2; j < state.size(); ++j) out.push_back(zeros_like(state[j]));
+    for (std::int64_t i = 0; i < top.size; ++i) {
+      found = least_after(found, added, known);
+      auto mine = equal(iota(top, DType::i32), integer(i, DType::i32));
+      auto put = [&](NodeRef value, NodePtr& to) { to = select(mine, value, to, to->axes); };
+      put(found.key, out[0]);
+      put(found.position, out[1]);
+      for (std::size_t j = 2; j < state.size(); ++j) {
+        const Axes row(state[j]->axes.begin(), state[j]->axes.end() - 1);
+        put(add(value_at(found.position, added.position, blocks[j - 1], row),
+                value_at(found.position, known.position, state[j], row)),
+            out[j]);
+      }
+    }
+    return out;
+  }
+
+ private:
+  KeyAndPosition least_after(const KeyAndPosition& previous, const KeyAndPosition& added,
+                             const KeyAndPosition& known) const {
+    auto follows = [&](const KeyAndPosition& x) {
+      return either(less(previous.key, x.key),
+                    both(equal(x.key, previous.key), less(previous.position, x.position)));
+    };
+    auto least_of = [&](NodeRef which, NodeRef x, NodeRef none) {
+      return reduce(Monoid::min, select(which, x, none), rows);
+    };
+    auto in_added = follows(added), in_known = follows(known);
+    auto key =
+        min(least_of(in_added, added.key, last.key), least_of(in_known, known.key, last.key));
+    auto position =
+        min(least_of(both(in_added, equal(added.key, key)), added.position, last.position),
+            least_of(both(in_known, equal(known.key, key)), known.position, last.position));
+    return {key, position};
+  }
+  // Returns the value at a position; 0 if it is not among the positions of the values.
+  static NodePtr value_at(NodeRef position, NodeRef positions, NodeRef values, const Axes& row) {
+    auto zero = number(0, values->dtype);
+    auto there = map(kSelect, {equal(positions, position), values, zero}, values->dtype);
+    return reduce(Monoid::sum, there, row);
+  }
+};
+
 }  // namespace
 
 // State: the extreme so far, its position, and the picked values there. Among equal values the
@@ -55,65 +125,22 @@ std::optional<BlockScan> extreme_block_scan(NodeRef n, const Nodes& picked) {
   return t;
 }
 
-// State: keys, positions and picked values of the first k elements of the order. Each iteration
-// selects k elements from the state and the block, one by one: each is the least (key, position)
-// after the previous one.
 std::optional<BlockScan> first_block_scan(NodeRef n, const Nodes& picked) {
   constexpr std::int64_t most = 64;
   if (!is_top_k(*n) || SliceAttr::of(*n).size > most) return {};
-  auto [a, start, k, step, drop] = SliceAttr::of(*n);
-  auto& keys = n->in[0]->in[0];
-  auto d = keys->dtype;
-  BlockScan t{.axis = a,
-              .reads = joined({keys}, tables_of(picked)),
-              .value = 1,
-              .positions = fresh_hidden(a)};
-  const Axis TopK(t.positions, k);
-  // Returns the axes with the k positions in place of `a`.
-  auto with_top_k = [&, a = a](const Axes& axes) {
-    return haliax::joined(replaced(axes, a, {}), {TopK});
-  };
-  auto far = extreme(n->dtype, true), last_key = extreme(d, true);
-  const Axes all = with_top_k(n->axes), rows(all.begin(), all.end() - 1);
-  t.start = {fit(last_key, all), fit(far, all)};
-  for (auto& p : picked) t.start.push_back(filled(0, p->dtype, with_top_k(p->axes)));
-  t.next = [=, a = a, k = k](const Nodes& known, const Nodes& blocks, const Block& block, bool) {
-    auto &old_keys = known[0], &old_at = known[1];
-    auto chunk = is_float(d) ? select(is_nan(blocks[0]), last_key, blocks[0]) : blocks[0];
-    auto at = positions_in(block, a, old_at->dtype);
-    auto key = fit(extreme(d, false), rows), position = filled(-1, at->dtype, rows);
-    Nodes out = {fit(last_key, all), fit(far, all)};
-    for (std::size_t j = 2; j < known.size(); ++j) out.push_back(zeros_like(known[j]));
-    for (std::int64_t i = 0; i < k; ++i) {
-      auto after = [&](NodeRef x, NodeRef p) {
-        return either(less(key, x), both(equal(x, key), less(position, p)));
-      };
-      auto least_of = [&](NodeRef which, NodeRef x, NodeRef none) {
-        return reduce(Monoid::min, select(which, x, none), rows);
-      };
-      auto in_chunk = after(chunk, at), in_old = after(old_keys, old_at);
-      auto least = min(least_of(in_chunk, chunk, last_key), least_of(in_old, old_keys, last_key));
-      auto where = min(least_of(both(in_chunk, equal(chunk, least)), at, far),
-                       least_of(both(in_old, equal(old_keys, least)), old_at, far));
-      auto mine = equal(iota(TopK, DType::i32), integer(i, DType::i32));
-      auto put = [&](NodeRef value, NodePtr& to) { to = select(mine, value, to, to->axes); };
-      put(least, out[0]);
-      put(where, out[1]);
-      for (std::size_t j = 2; j < known.size(); ++j) {
-        auto& x = blocks[j - 1];
-        const Axes row(known[j]->axes.begin(), known[j]->axes.end() - 1);
-        auto zero = number(0, x->dtype);
-        auto at_place = [&](NodeRef places, NodeRef v) {
-          return reduce(Monoid::sum, map(kSelect, {equal(places, where), v, zero}, x->dtype), row);
-        };
-        put(add(at_place(at, x), at_place(old_at, known[j])), out[j]);
-      }
-      key = least;
-      position = where;
-    }
-    return out;
-  };
-  return t;
+  const auto first = SliceAttr::of(*n);
+  const auto& keys = n->in[0]->in[0];
+  const Axis top(fresh_hidden(first.axis), first.size);
+  TopKScan scan{first.axis, top, {}, {}, {extreme(keys->dtype, true), extreme(n->dtype, true)}};
+  scan.all = scan.with_top(n->axes);
+  scan.rows.assign(scan.all.begin(), scan.all.end() - 1);
+  return BlockScan{.axis = first.axis,
+                   .reads = joined({keys}, tables_of(picked)),
+                   .start = scan.start(picked),
+                   .value = 1,
+                   .positions = top.name,
+                   .next = [scan](const Nodes& state, const Nodes& blocks, const Block& block,
+                                  bool) { return scan.next(state, blocks, block); }};
 }
 
 // State: the running total at the last position of the previous block. 16-bit floats are added in
