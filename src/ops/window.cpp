@@ -13,6 +13,7 @@ namespace haliax::prim {
 namespace {
 
 using Way = Along::Way;
+using WindowedAxes = std::vector<WindowAttr::WindowedAxis>;
 
 std::size_t dim_of(const Axes& axes, Name n) {
   return std::size_t(find_axis(axes, n) - axes.data());
@@ -229,8 +230,8 @@ bool is_depthwise(const Axes& windows, const Axes& weight, const WindowAttr& w,
 
 // Returns the windowed axes to flatten: the longest run of axes that are next to each other in x
 // and have a stride of 1, in their order in x. Fewer than two axes: nothing is flattened.
-std::vector<WindowAttr::WindowedAxis> flattened_sides(const Node& x, const WindowAttr& w) {
-  std::vector<WindowAttr::WindowedAxis> run, longest;
+WindowedAxes flattened_sides(const Node& x, const WindowAttr& w) {
+  WindowedAxes run, longest;
   for (auto& a : x.axes) {
     auto* side = w.side(a.name);
     if (side && side->stride == 1)
@@ -241,29 +242,20 @@ std::vector<WindowAttr::WindowedAxis> flattened_sides(const Node& x, const Windo
   }
   return longest;
 }
-// Each kernel position is one offset along the flat axis. Windows of other axes stay as they are.
-// For example, the windows of x (b, r, s) along r and s are windows of one axis of r * s positions.
-NodePtr contract_flat_windows(NodeRef x, NodeRef weight, const WindowAttr& w,
-                              const std::vector<WindowAttr::WindowedAxis>& sides,
-                              const Axes& remaining, DType dtype) {
-  // One more position of the first axis keeps the windows of the last row inside.
-  const Name rows = sides[0].axis;
-  auto longer = padded(x, rows, 0, 1);
-  WindowAttr flat;
-  Names names;
-  Axes parts;  // the result, before the positions that wrap around are sliced off
+Names side_names(const WindowedAxes& sides) {
+  Names out;
+  for (auto& side : sides) out.push_back(side.axis);
+  return out;
+}
+// Returns the windows `w` as windows of one axis, `positions`, in place of the axes `sides` of x.
+// Windows of other axes stay as they are.
+WindowAttr flattened_windows(const Node& x, const WindowAttr& w, const WindowedAxes& sides,
+                             const Axis& positions) {
+  const Names names = side_names(sides);
   std::vector<std::int64_t> distance(sides.size(), 1);  // distance of neighbors along each axis
-  std::int64_t size = 1;
-  for (std::size_t s = sides.size(); s-- > 0;) {
-    distance[s] = size;
-    size *= find(*longer, sides[s].axis)->size;
-  }
-  for (auto& side : sides) {
-    names.push_back(side.axis);
-    parts.push_back(side.axis == rows ? Axis(rows, side.size) : *find(*x, side.axis));
-  }
-  const auto taken = joined(joined(x->axes, weight->axes), remaining);
-  const Axis positions(unused(rows, " positions", taken), axis_size(parts));
+  for (std::size_t s = sides.size() - 1; s-- > 0;)
+    distance[s] = distance[s + 1] * find(x, sides[s + 1].axis)->size;
+  WindowAttr flat;
   flat.sides = {{positions.name, positions.size, 1}};
   std::vector<std::size_t> side_of(w.sides.size(), 0);  // indices in `flat`
   for (std::size_t s = 0; s < w.sides.size(); ++s) {
@@ -272,17 +264,37 @@ NodePtr contract_flat_windows(NodeRef x, NodeRef weight, const WindowAttr& w,
     flat.sides.push_back(w.sides[s]);
   }
   for (auto& k : w.kernels) {
-    const auto at = std::find(names.begin(), names.end(), w.sides[k.side].axis) - names.begin();
-    const auto scale = std::size_t(at) < names.size() ? distance[std::size_t(at)] : 1;
+    const auto at =
+        std::size_t(std::find(names.begin(), names.end(), w.sides[k.side].axis) - names.begin());
+    const auto scale = at < names.size() ? distance[at] : 1;
     flat.kernels.push_back({k.axis, side_of[k.side], k.dilation * scale});
   }
-  Axes axes;
+  return flat;
+}
+// Each kernel position is one offset along the flat axis. For example, the windows of x (b, r, s)
+// along r and s are windows of one axis of r * s positions.
+NodePtr contract_flat_windows(NodeRef x, NodeRef weight, const WindowAttr& w,
+                              const WindowedAxes& sides, const Axes& remaining, DType dtype) {
+  // One more position of the first axis keeps the windows of the last row inside.
+  const Name rows = sides[0].axis;
+  const auto longer = padded(x, rows, 0, 1);
+  Axes parts;  // the result, before the positions that wrap around are sliced off
+  std::int64_t size = 1;
+  for (auto& side : sides) {
+    parts.push_back(side.axis == rows ? Axis(rows, side.size) : *find(*x, side.axis));
+    size *= find(*longer, side.axis)->size;
+  }
+  const auto taken = joined(joined(x->axes, weight->axes), remaining);
+  const Axis positions(unused(rows, " positions", taken), axis_size(parts));
+  const Names names = side_names(sides);
+  Axes axes;  // `remaining`, with `positions` in place of the flattened axes
   for (auto& a : remaining)
     if (a.name == rows)
       axes.push_back(positions);
     else if (!has(names, a.name))
       axes.push_back(a);
-  auto windows = window(flatten(longer, names, {positions.name, size}), flat);
+  auto windows = window(flatten(longer, names, {positions.name, size}),
+                        flattened_windows(*longer, w, sides, positions));
   auto y = unflatten(contract(windows, weight, axes, dtype), positions.name, parts);
   for (auto& side : sides) y = slice(y, side.axis, 0, side.size);
   return fit(y, remaining);
@@ -352,7 +364,7 @@ NodePtr contract_windows(NodeRef x, NodeRef weight, const WindowAttr& w, const A
                          DType dtype) {
   const bool all_sides =
       std::all_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return has(remaining, s.axis); });
-  const auto sides = all_sides ? flattened_sides(*x, w) : std::vector<WindowAttr::WindowedAxis>();
+  const auto sides = all_sides ? flattened_sides(*x, w) : WindowedAxes();
   if (sides.size() > 1) {
     auto windows = x->axes;
     for (auto& k : w.kernels) windows.push_back(k.axis);
