@@ -104,32 +104,17 @@ NodePtr padded(NodeRef x, Name axis, std::int64_t before, std::int64_t after) {
 //
 // The weights k of each phase t mod stride form an arithmetic progression, and the sum of a phase
 // is a convolution with stride 1 and a reversed weight. The phases are interleaved at the end.
-class Adjoint {
+class WindowAdjoint {
  public:
-  Adjoint(const WindowAttr& w, const Axes& full, DType dtype) : w_(w), full_(full), dtype_(dtype) {}
+  WindowAdjoint(const WindowAttr& w, const Axes& full, DType dtype)
+      : w_(w), full_(full), dtype_(dtype) {}
   // Returns true if the sides can be split into phases.
   static bool supports(const WindowAttr& w) {
     for (std::size_t s = 0; s < w.sides.size(); ++s)
       if (w.sides[s].stride > 1 && kernels_of(w, s) != 1) return false;
     return true;
   }
-  NodePtr of(NodeRef y, NodeRef weight, std::size_t s = 0) const {
-    if (s == w_.sides.size()) {
-      WindowAttr now = w_;
-      Axes axes = full_;
-      for (std::size_t i = 0; i < now.sides.size(); ++i) {
-        now.sides[i] = {now.sides[i].axis, phase_size(i), 1};
-        axes[dim_of(axes, now.sides[i].axis)].size = phase_size(i);
-      }
-      for (auto& k : now.kernels) {
-        k.axis.size = find(*weight, k.axis.name)->size;
-        if (w_.sides[k.side].stride > 1) k.dilation /= common_step(k);
-      }
-      return contract_windows(y, weight, now, axes, dtype_);
-    }
-    auto& side = w_.sides[s];
-    return side.stride == 1 ? adjacent(y, weight, s) : phases(y, weight, s);
-  }
+  NodePtr of(NodeRef y, NodeRef weight) const { return from_side(y, weight, 0); }
 
  private:
   static std::ptrdiff_t kernels_of(const WindowAttr& w, std::size_t s) {
@@ -143,14 +128,34 @@ class Adjoint {
   std::int64_t common_step(const WindowAttr::KernelAxis& k) const {
     return std::gcd(w_.sides[k.side].stride, k.dilation);
   }
-  NodePtr adjacent(NodeRef y, NodeRef weight, std::size_t s) const {
+  // Returns the adjoint of the sides from s on. Along the sides before, y is padded, and the weight
+  // is reversed or restricted to one phase.
+  NodePtr from_side(NodeRef y, NodeRef weight, std::size_t s) const {
+    if (s == w_.sides.size()) return one_contraction(y, weight);
+    return w_.sides[s].stride == 1 ? with_stride_1(y, weight, s) : by_phases(y, weight, s);
+  }
+  // Contracts windows of y with a stride of 1, along all sides.
+  NodePtr one_contraction(NodeRef y, NodeRef weight) const {
+    WindowAttr now = w_;
+    Axes axes = full_;
+    for (std::size_t i = 0; i < now.sides.size(); ++i) {
+      now.sides[i] = {now.sides[i].axis, phase_size(i), 1};
+      axes[dim_of(axes, now.sides[i].axis)].size = phase_size(i);
+    }
+    for (auto& k : now.kernels) {
+      k.axis.size = find(*weight, k.axis.name)->size;
+      if (w_.sides[k.side].stride > 1) k.dilation /= common_step(k);
+    }
+    return contract_windows(y, weight, now, axes, dtype_);
+  }
+  NodePtr with_stride_1(NodeRef y, NodeRef weight, std::size_t s) const {
     auto reach = w_.reach(s);
     auto turned = weight;
     for (auto& k : w_.kernels)
       if (k.side == s) turned = reversed(turned, k.axis);
-    return of(padded(y, w_.sides[s].axis, reach, size(s) - w_.sides[s].size), turned, s + 1);
+    return from_side(padded(y, w_.sides[s].axis, reach, size(s) - w_.sides[s].size), turned, s + 1);
   }
-  NodePtr phases(NodeRef y, NodeRef weight, std::size_t s) const {
+  NodePtr by_phases(NodeRef y, NodeRef weight, std::size_t s) const {
     auto& side = w_.sides[s];
     auto kernel =
         std::find_if(w_.kernels.begin(), w_.kernels.end(), [&](auto& k) { return k.side == s; });
@@ -178,7 +183,8 @@ class Adjoint {
     auto positions = phase_size(s) + (count - 1) * distance;
     return padded(y, w_.sides[s].axis, -from, positions + from - w_.sides[s].size);
   }
-  // Returns null for a phase that no weight reaches.
+  // Returns phase p of the adjoint, or null if no weight reaches it. For example, with a stride of
+  // 2 the weights 0 and 2 of a kernel of size 3 reach phase 0, and weight 1 reaches phase 1.
   NodePtr one_phase(NodeRef y, NodeRef weight, std::size_t s, const WindowAttr::KernelAxis& k,
                     std::int64_t p) const {
     const auto stride = w_.sides[s].stride, common = common_step(k), spacing = stride / common;
@@ -189,7 +195,7 @@ class Adjoint {
     auto last = first + (count - 1) * spacing;
     auto picked = slice(weight, k.axis.name, last, count, -spacing);
     auto from = (p - last * k.dilation) / stride;
-    return of(y_of(y, s, from, distance, count), picked, s + 1);
+    return from_side(y_of(y, s, from, distance, count), picked, s + 1);
   }
 
   const WindowAttr& w_;
@@ -404,7 +410,7 @@ NodePtr sum_over_positions(const Node& n) {
 }
 NodePtr unwindow_contraction(NodeRef y, NodeRef weight, const WindowAttr& w, const Axes& full,
                              DType dtype) {
-  return Adjoint(w, full, dtype).of(y, weight);
+  return WindowAdjoint(w, full, dtype).of(y, weight);
 }
 namespace {
 // Returns unwindow(g, ...) as contractions if g is a contraction or a sum of contractions, or null.
@@ -427,7 +433,7 @@ NodePtr unwindow_contractions(NodeRef g, const WindowAttr& w, const Axes& full) 
 }  // namespace
 
 NodePtr unwindow(NodeRef g, const WindowAttr& w, const Axes& full) {
-  if (auto x = Adjoint::supports(w) ? unwindow_contractions(g, w, full) : nullptr) return x;
+  if (auto x = WindowAdjoint::supports(w) ? unwindow_contractions(g, w, full) : nullptr) return x;
   // the sum of the windows at each kernel position
   NodePtr total;
   std::int64_t positions = 1;
