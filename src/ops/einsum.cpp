@@ -145,6 +145,9 @@ class Einsum {
   Nodes nodes_;
   Bindings aliases_;
   Axes all_;  // axes of all arrays, by first appearance
+  // by position: the axes of labels, and the axes that "..." covers
+  std::vector<std::pair<std::string, Axis>> bound_;
+  Axes covered_;
 
   Axis named_axis(const Token& t) {
     auto* other = aliases_.find(t.text);
@@ -192,50 +195,54 @@ class Einsum {
       for (auto& t : o.items)
         if (!is_dots(t)) summed.push_back(named_axis(t));
     // Dots on the right keep all axes that are not named there. Dots on the left sum over them.
-    // Without dots, the result begins with the remaining axes.
+    // Without dots, the result begins with the remaining axes. For example, of arrays with the axes
+    // b, d and m, "{d} -> m" is (b, m), "{d ...} -> m" is (m), and "-> m ..." is (m, b, d).
     if (right_dots) return written(label, without(all_, mentioned));
     return left_dots ? mentioned : joined(without(without(all_, mentioned), summed), mentioned);
   }
 
+  void bind(const Token& t, const Axis& a) {
+    check_alias(t, a);
+    for (auto& [label, axis] : bound_) {
+      if (label == t.text && axis == a) return;
+      if (label == t.text)
+        spec_.wrong(t, fmt::format("label {} stands for {} and for {}", label, axis, a));
+      if (axis.name == a.name)
+        spec_.wrong(t, fmt::format("labels {} and {} both stand for axis {}; give it one label",
+                                   label, t.text, a.name));
+    }
+    bound_.emplace_back(t.text, a);
+  }
+  // Binds the labels of an operand to its axes, in order. The axes that are left are covered by
+  // "...". For example, "b ... d" of an array (x, y, z, w) binds b to x and d to w, and covers y
+  // and z.
+  void bind_operand(std::size_t k) {
+    auto& operand = spec_.left[k];
+    auto& items = operand.items;
+    auto axes = visible(*nodes_[k]);
+    auto dots = std::size_t(std::find_if(items.begin(), items.end(), is_dots) - items.begin());
+    bool has_dots = operand.has_dots();
+    auto labels = items.size() - has_dots;
+    if (labels > axes.size() || (!has_dots && labels < axes.size()))
+      spec_.wrong(operand.where,
+                  fmt::format("array {} has {} axes, {}, but {} labels{}", k + 1, axes.size(),
+                              to_string(axes), labels,
+                              labels < axes.size() ? "; add ... for the others" : ""));
+    auto after = has_dots ? items.size() - dots - 1 : 0;
+    for (std::size_t i = 0; i < dots; ++i) bind(items[i], axes[i]);
+    for (std::size_t i = 0; i < after; ++i)
+      bind(items[dots + 1 + i], axes[axes.size() - after + i]);
+    for (std::size_t i = dots; has_dots && i < axes.size() - after; ++i)
+      if (!has(covered_, axes[i].name)) covered_.push_back(axes[i]);
+  }
   Axes by_position() {
     auto& left = spec_.left;
     if (left.size() != nodes_.size())
       fail("einsum",
            fmt::format("operands in the string: {}, arrays given: {}", left.size(), nodes_.size()));
-    std::vector<std::pair<std::string, Axis>> bound;
-    Axes rest;  // axes that "..." covers
-    auto bind = [&](const Token& t, const Axis& a) {
-      check_alias(t, a);
-      for (auto& [label, axis] : bound) {
-        if (label == t.text && axis == a) return;
-        if (label == t.text)
-          spec_.wrong(t, fmt::format("label {} stands for {} and for {}", label, axis, a));
-        if (axis.name == a.name)
-          spec_.wrong(t, fmt::format("labels {} and {} both stand for axis {}; give it one label",
-                                     label, t.text, a.name));
-      }
-      bound.emplace_back(t.text, a);
-    };
-    for (std::size_t k = 0; k < left.size(); ++k) {
-      auto& items = left[k].items;
-      auto axes = visible(*nodes_[k]);
-      auto dots = std::size_t(std::find_if(items.begin(), items.end(), is_dots) - items.begin());
-      bool has_dots = left[k].has_dots();
-      auto labels = items.size() - has_dots;
-      if (labels > axes.size() || (!has_dots && labels < axes.size()))
-        spec_.wrong(left[k].where,
-                    fmt::format("array {} has {} axes, {}, but {} labels{}", k + 1, axes.size(),
-                                to_string(axes), labels,
-                                labels < axes.size() ? "; add ... for the others" : ""));
-      auto after = has_dots ? items.size() - dots - 1 : 0;
-      for (std::size_t i = 0; i < dots; ++i) bind(items[i], axes[i]);
-      for (std::size_t i = 0; i < after; ++i)
-        bind(items[dots + 1 + i], axes[axes.size() - after + i]);
-      for (std::size_t i = dots; has_dots && i < axes.size() - after; ++i)
-        if (!has(rest, axes[i].name)) rest.push_back(axes[i]);
-    }
-    for (auto& [label, axis] : bound)
-      if (has(rest, axis.name))
+    for (std::size_t k = 0; k < left.size(); ++k) bind_operand(k);
+    for (auto& [label, axis] : bound_)
+      if (has(covered_, axis.name))
         fail("einsum",
              fmt::format("axis {} has the label {} in one array, but is among the ... of another",
                          axis.name, label));
@@ -244,11 +251,11 @@ class Einsum {
       if (is_dots(t) && !any_dots) spec_.wrong(t, "the result has a ..., but no array has one");
     return written(
         [&](const Token& t) -> Axis {
-          for (auto& [label, axis] : bound)
+          for (auto& [label, axis] : bound_)
             if (label == t.text) return axis;
           spec_.wrong(t, "label " + t.text + " is in the result, but in none of the arrays");
         },
-        rest);
+        covered_);
   }
 };
 
