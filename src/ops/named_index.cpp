@@ -16,7 +16,7 @@ using prim::AxisIds;
 using program::Outside;
 using program::Update;
 
-using By = Index::Kind;
+using IndexKind = Index::Kind;
 
 // Negative positions count from the end.
 std::int64_t from_start(std::int64_t i, const Axis& a) { return i < 0 ? i + a.size : i; }
@@ -32,7 +32,7 @@ void check_integer(const char* op, NodeRef ids) {
                                                       : integer_hint(ids->dtype)));
 }
 // Returns the value of a scalar constant, such as a number that was converted to a NamedArray.
-std::optional<std::int64_t> known(const char* op, NodeRef n) {
+std::optional<std::int64_t> constant_of(const char* op, NodeRef n) {
   if (!prim::is_number(n) || !visible(*n).empty()) return {};
   auto& number = *prim::stripped(n);
   if (!is_float(n->dtype)) return integer_of(number);
@@ -51,13 +51,13 @@ NodePtr clamped(NodeRef start, std::int64_t most) {
 }
 // Returns the positions start, start + 1, ... of a window of the axis, moved so that the window
 // fits. Axes: (the axes of `start`, window).
-NodePtr window_ids(NodeRef start, const Axis& full, const Axis& window) {
+NodePtr clamped_window(NodeRef start, const Axis& full, const Axis& window) {
   auto first = clamped(start, full.size - window.size);
   return prim::add(first, prim::iota(window, first->dtype));
 }
 // Returns the positions start, start + 1, ... of a dynamic slice, which may be out of range. Axes:
 // (the axes of `start`, window).
-NodePtr run_ids(NodeRef start, const Axis& full, const Axis& window) {
+NodePtr unclamped_window(NodeRef start, const Axis& full, const Axis& window) {
   const auto least = -(full.size + window.size), most = full.size;
   const auto d = prim::position_dtype(-least);
   auto x = start;
@@ -74,7 +74,7 @@ void check_length(const char* op, const Axis& a, std::int64_t length) {
     fail(op, fmt::format("a slice of length {} does not fit axis {}", length, a));
 }
 void check_start(const char* op, NodeRef start) {
-  if (!known(op, start)) check_integer(op, start);
+  if (!constant_of(op, start)) check_integer(op, start);
   if (auto axes = visible(*start); !axes.empty())
     fail(op, "the start of a slice must be a scalar, got an array with axes " + to_string(axes));
 }
@@ -89,7 +89,7 @@ NodePtr window_of(NodeRef x, const Axis& a, NodeRef start, std::int64_t length) 
   }
   auto window = a.resize(length);
   auto out = with_hidden({start, x}, replaced(visible(*x), a.name, {window}));
-  return prim::gather(x, {{a.name, window_ids(start, a, window)}}, out, Outside::clamp);
+  return prim::gather(x, {{a.name, clamped_window(start, a, window)}}, out, Outside::clamp);
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ NamedArray slice(Arr x, const AxisSelector& axis, Arr start, std::int64_t length
   auto [here, n, a] = CallAlong(op, x, axis);
   check_length(op, a, length);
   auto s = node_of(op, start);
-  if (auto at = known(op, s)) {
+  if (auto at = constant_of(op, s)) {
     auto from = from_start(*at, a);
     if (from < 0 || from + length > a.size)
       fail(op, fmt::format("a slice of length {} from {} does not fit axis {}", length, *at, a));
@@ -224,92 +224,105 @@ struct AxisIndex {
   Range range = {};              // for a range or a position
   NodePtr ids = {};              // positions of an array or a window
   NodePtr start = {};            // start of a window
-  Axes left = {};       // axes that replace `axis`: for an array its own axes, for a position none
+  Axes replacement =
+      {};               // axes that replace `axis`: for an array its own axes, for a position none
   bool paired = false;  // an axis that remains, and that an index array has as well
-  bool is(By k) const { return index && index->kind == k; }
-  bool has_ids() const { return is(By::array) || is(By::window); }
-  bool picked() const { return paired || (index && index->kind != By::range); }
+  bool is(IndexKind kind) const { return index && index->kind == kind; }
+  bool has_ids() const { return is(IndexKind::array) || is(IndexKind::window); }
+  bool picked() const { return paired || (index && index->kind != IndexKind::range); }
 };
+// Sets the index of one axis.
+void set_index(const char* op, AxisIndex& p, const Index& index) {
+  const Axis& a = p.axis;
+  p.index = &index;
+  switch (index.kind) {
+    case IndexKind::position:
+      p.range = {position_on(op, a, index.position), 1, 1};
+      p.replacement = {};
+      break;
+    case IndexKind::range:
+      p.range = range_of(op, a, index.range);
+      p.replacement = {a.resize(p.range.size)};
+      break;
+    case IndexKind::window:
+      p.start = node_of(op, index.array);
+      check_start(op, p.start);
+      if (auto at = constant_of(op, p.start))
+        p.start = prim::integer(*at, prim::position_dtype(std::abs(*at)));
+      p.replacement = {a.resize(index.length)};
+      p.ids = unclamped_window(p.start, a, p.replacement[0]);
+      break;
+    case IndexKind::array:
+      p.ids = node_of(op, index.array);
+      check_integer(op, p.ids);
+      if (index.keeps_axis) p.ids = prim::rename(p.ids, {visible(*p.ids)[0].name}, {a.name});
+      p.replacement = visible(*p.ids);
+  }
+}
 // Returns one entry per axis of the array, in its order.
 std::vector<AxisIndex> parts_of(const char* op, NodeRef x, const Indices& indices) {
   std::vector<AxisIndex> parts;
-  for (auto& a : visible(*x)) parts.push_back({.axis = a, .left = {a}});
+  for (auto& a : visible(*x)) parts.push_back({.axis = a, .replacement = {a}});
   for (auto& [name, index] : indices) {
     auto a = axis_of(op, x, name);
     auto& p = *std::find_if(parts.begin(), parts.end(), [&](auto& of) { return of.axis == a; });
     if (p.index) fail(op, "axis " + text(a.name) + " is indexed twice");
-    p.index = &index;
-    switch (index.kind) {
-      case By::position:
-        p.range = {position_on(op, a, index.position), 1, 1};
-        p.left = {};
-        break;
-      case By::range:
-        p.range = range_of(op, a, index.range);
-        p.left = {a.resize(p.range.size)};
-        break;
-      case By::window:
-        p.start = node_of(op, index.array);
-        check_start(op, p.start);
-        if (auto at = known(op, p.start))
-          p.start = prim::integer(*at, prim::position_dtype(std::abs(*at)));
-        p.left = {a.resize(index.length)};
-        p.ids = run_ids(p.start, a, p.left[0]);
-        break;
-      case By::array:
-        p.ids = node_of(op, index.array);
-        check_integer(op, p.ids);
-        if (index.keeps_axis) p.ids = prim::rename(p.ids, {visible(*p.ids)[0].name}, {a.name});
-        p.left = visible(*p.ids);
-    }
+    set_index(op, p, index);
   }
   // An axis that remains and that an index array also has: a batched gather.
   for (auto& p : parts)
     if (!p.picked())
       for (auto& q : parts)
-        if (q.is(By::array) && has(q.left, p.axis.name)) {
-          check_sizes(op, q.left, p.left);
+        if (q.is(IndexKind::array) && has(q.replacement, p.axis.name)) {
+          check_sizes(op, q.replacement, p.replacement);
           p.paired = true;
         }
   return parts;
 }
 bool any_window(const std::vector<AxisIndex>& parts) {
-  return std::any_of(parts.begin(), parts.end(), [](auto& p) { return p.is(By::window); });
+  return std::any_of(parts.begin(), parts.end(), [](auto& p) { return p.is(IndexKind::window); });
 }
 // Returns true if all positions of the window are known to be in range.
 bool fits(const AxisIndex& p) {
   auto bounds = bounds_of(p.start);
   return bounds && bounds->low >= 0 && bounds->high <= p.axis.size - p.index->length;
 }
-// Returns the axes of the indexed part. Arrays, windows (which Haliax treats as arrays of
-// positions), positions and paired axes form one group. If they index neighboring axes, the axes of
-// the group are at the place of the first one, otherwise they come first.
-Axes picked_axes(const char* op, const std::vector<AxisIndex>& parts) {
-  auto picked = [](const AxisIndex& p) { return p.picked(); };
-  std::vector<const AxisIndex*> indexed;
-  Axes shown;
-  auto add = [](Axes& to, const Axes& more) { to.insert(to.end(), more.begin(), more.end()); };
+// Returns the axes of the group of indices: arrays, windows (which Haliax treats as arrays of
+// positions), positions and paired axes. The axes of the largest index come last, after axes that
+// only the others have. Among indices of equal size, the one given first counts as the larger.
+// Paired axes count as given last.
+Axes group_axes(const char* op, const std::vector<AxisIndex>& parts) {
+  std::vector<const AxisIndex*> group;
   for (auto& p : parts)
-    if (p.picked()) indexed.push_back(&p);
-  // The axes of the largest index come last, after axes that only the others have. Among indices of
-  // equal size, the one given first counts as the larger. Paired axes count as given last.
-  std::stable_sort(indexed.begin(), indexed.end(), [](auto* a, auto* b) {
+    if (p.picked()) group.push_back(&p);
+  std::stable_sort(group.begin(), group.end(), [](auto* a, auto* b) {
     return std::pair(a->paired, a->paired ? nullptr : a->index) <
            std::pair(b->paired, b->paired ? nullptr : b->index);
   });
-  std::stable_sort(indexed.begin(), indexed.end(),
-                   [](auto* a, auto* b) { return axis_size(a->left) > axis_size(b->left); });
-  Axes together;
-  for (auto* p : indexed) {
-    check_sizes(op, p->left, together);
-    together = joined(without(p->left, together), together);
+  std::stable_sort(group.begin(), group.end(), [](auto* a, auto* b) {
+    return axis_size(a->replacement) > axis_size(b->replacement);
+  });
+  Axes out;
+  for (auto* p : group) {
+    check_sizes(op, p->replacement, out);
+    out = joined(without(p->replacement, out), out);
   }
+  return out;
+}
+// Returns the axes of the indexed part. If the indices of the group index neighboring axes, the
+// axes of the group are at the place of the first one, otherwise they come first. For example, for
+// an index over i, (a, b, c) indexed along b is (a, i, c), and indexed along a and c it is (i, b).
+Axes picked_axes(const char* op, const std::vector<AxisIndex>& parts) {
+  auto picked = [](const AxisIndex& p) { return p.picked(); };
+  const Axes group = group_axes(op, parts);
   auto first = std::find_if(parts.begin(), parts.end(), picked),
-       rest = std::find_if_not(first, parts.end(), picked);
-  if (std::any_of(rest, parts.end(), picked)) first = parts.begin();
+       after = std::find_if_not(first, parts.end(), picked);
+  if (std::any_of(after, parts.end(), picked)) first = parts.begin();
+  Axes shown;
+  auto add = [&](const Axes& more) { shown.insert(shown.end(), more.begin(), more.end()); };
   for (auto p = parts.begin(); p != parts.end(); ++p) {
-    if (p == first) add(shown, together);
-    if (!p->picked()) add(shown, p->left);
+    if (p == first) add(group);
+    if (!p->picked()) add(p->replacement);
   }
   check_unique(op, shown);
   return shown;
@@ -318,12 +331,12 @@ Axes picked_axes(const char* op, const std::vector<AxisIndex>& parts) {
 NodePtr sliced(NodeRef x, const std::vector<AxisIndex>& parts, const std::vector<AxisIds>& picks) {
   auto n = x;
   for (auto& p : parts) {
-    if (p.is(By::position) || p.is(By::range))
+    if (p.is(IndexKind::position) || p.is(IndexKind::range))
       n = prim::slice(n, p.axis.name, p.range.start, p.range.size, p.range.step,
-                      p.is(By::position));
+                      p.is(IndexKind::position));
     auto by_ids = [&](auto& w) { return w.axis == p.axis.name; };
-    if (p.is(By::window) && std::none_of(picks.begin(), picks.end(), by_ids)) {
-      auto at = known("index", p.start);
+    if (p.is(IndexKind::window) && std::none_of(picks.begin(), picks.end(), by_ids)) {
+      auto at = constant_of("index", p.start);
       n = at ? prim::slice(n, p.axis.name, *at, p.index->length)
              : window_of(n, p.axis, p.start, p.index->length);
     }
@@ -353,23 +366,23 @@ NodePtr in_range(const std::vector<AxisIds>& picks, const Axes& table) {
 std::vector<AxisIds> all_ids(const std::vector<AxisIndex>& parts) {
   std::vector<AxisIds> picks;
   for (auto& p : parts)
-    if (p.is(By::array)) picks.push_back({p.axis.name, p.ids});
+    if (p.is(IndexKind::array)) picks.push_back({p.axis.name, p.ids});
   for (auto& p : parts) {
-    if (!p.index || p.is(By::array)) continue;
+    if (!p.index || p.is(IndexKind::array)) continue;
     const auto d = prim::position_dtype(p.axis.size);
     auto number = [&](std::int64_t v) { return prim::integer(v, d); };
-    auto ids = p.is(By::window) ? p.ids
-               : p.is(By::position)
+    auto ids = p.is(IndexKind::window) ? p.ids
+               : p.is(IndexKind::position)
                    ? number(p.range.start)
-                   : prim::add(prim::mul(prim::iota(p.left[0], d), number(p.range.step)),
+                   : prim::add(prim::mul(prim::iota(p.replacement[0], d), number(p.range.step)),
                                number(p.range.start));
     picks.push_back({p.axis.name, ids});
   }
   return picks;
 }
 
-NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Update how,
-                  IndexMode mode) {
+NamedArray updated_part(const char* op, Arr x, const Indices& indices, Arr update, Update how,
+                        IndexMode mode) {
   auto [here, n] = Call(op, x);
   auto u = node_of(op, update, n->dtype);
   if (!update.is_number() && is_float(update.dtype()) && !is_float(n->dtype))
@@ -387,7 +400,7 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
   auto base = prim::fit(n, with_hidden(all, visible(*n)));
   u = prim::fit(u, with_hidden(all, shown));
   bool may_repeat = std::any_of(parts.begin(), parts.end(), [](auto& p) {
-    return p.is(By::array) || (p.is(By::window) && !fits(p));
+    return p.is(IndexKind::array) || (p.is(IndexKind::window) && !fits(p));
   });
   // Each position occurs once, so the update is a function of the part.
   if (!may_repeat && how != Update::set && how != Update::add) {
@@ -403,7 +416,7 @@ NamedArray placed(const char* op, Arr x, const Indices& indices, Arr update, Upd
 NamedArray spread_update(const char* op, const Arr& x, const Indices& indices, const Arr& update,
                          IndexMode mode, DType dtype) {
   auto ones = full_like(x, Arr(1, x.at()), dtype);
-  return placed(op, Arr(ones, x.at()), indices, update, Update::mul, mode);
+  return updated_part(op, Arr(ones, x.at()), indices, update, Update::mul, mode);
 }
 
 }  // namespace
@@ -415,7 +428,8 @@ NamedArray index(Arr x, const Indices& indices) {
   auto shown = picked_axes(op, parts);
   std::vector<AxisIds> picks;
   for (auto& p : parts)
-    if (p.is(By::array) || (p.is(By::window) && !fits(p))) picks.push_back({p.axis.name, p.ids});
+    if (p.is(IndexKind::array) || (p.is(IndexKind::window) && !fits(p)))
+      picks.push_back({p.axis.name, p.ids});
   auto outside = any_window(parts) ? Outside::zero : Outside::clamp;
   n = sliced(n, parts, picks);
   // The index of a loop is never out of range, so its row is a view.
@@ -458,13 +472,13 @@ NamedArray at_get(Arr x, const Indices& indices, IndexMode mode, std::optional<A
   return wrap(prim::select(inside, zero, fill, with_hidden({zero, inside, fill}, shown)));
 }
 NamedArray at_set(Arr x, const Indices& i, Arr update, IndexMode mode) {
-  return placed("at_set", x, i, update, Update::set, mode);
+  return updated_part("at_set", x, i, update, Update::set, mode);
 }
 NamedArray at_add(Arr x, const Indices& i, Arr update, IndexMode mode) {
-  return placed("at_add", x, i, update, Update::add, mode);
+  return updated_part("at_add", x, i, update, Update::add, mode);
 }
 NamedArray at_mul(Arr x, const Indices& i, Arr update, IndexMode mode) {
-  return placed("at_mul", x, i, update, Update::mul, mode);
+  return updated_part("at_mul", x, i, update, Update::mul, mode);
 }
 NamedArray at_divide(Arr x, const Indices& i, Arr update, IndexMode mode) {
   constexpr auto op = "at_divide";
@@ -479,11 +493,33 @@ NamedArray at_power(Arr x, const Indices& i, Arr update, IndexMode mode) {
   return power(x, Arr(exponent, x.at()));
 }
 NamedArray at_min(Arr x, const Indices& i, Arr update, IndexMode mode) {
-  return placed("at_min", x, i, update, Update::min, mode);
+  return updated_part("at_min", x, i, update, Update::min, mode);
 }
 NamedArray at_max(Arr x, const Indices& i, Arr update, IndexMode mode) {
-  return placed("at_max", x, i, update, Update::max, mode);
+  return updated_part("at_max", x, i, update, Update::max, mode);
 }
+
+namespace {
+// Returns the ids of the positions that an update overwrites along an axis.
+AxisIds updated_ids(const char* op, NodePtr start, const Axis& a, const Axis& window,
+                    const Axes& full) {
+  if (window.size > a.size)
+    fail(op, fmt::format("the update has {}, more than the array's {}", window, a));
+  if (auto at = constant_of(op, start)) {
+    auto from = from_start(*at, a);
+    if (from < 0 || from + window.size > a.size)
+      fail(op, fmt::format("an update of {} from {} does not fit axis {}", window, *at, a));
+    start = prim::integer(from, prim::position_dtype(a.size));
+  } else {
+    check_integer(op, start);
+  }
+  for (auto& v : without(visible(*start), without(full, {a})))
+    fail(op, fmt::format("axis {} of the start is not among the other axes of the array {}", v.name,
+                         to_string(full)));
+  check_sizes(op, visible(*start), full);
+  return {a.name, clamped_window(start, a, window)};
+}
+}  // namespace
 
 // A start may have axes of the array. Then each position along them has its own start, as in a
 // cache of ragged sequences.
@@ -500,25 +536,10 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<AxisSelector, NamedA
     auto a = axis_of(op, n, name);
     for (auto& w : picks)
       if (w.axis == a.name) fail(op, "axis " + text(a.name) + " has two starts");
-    auto s = node_of(op, value);
     auto* mine = find_axis(given, a.name);
-    Axis window = a.resize(mine ? mine->size : 1);
-    if (window.size > a.size)
-      fail(op, fmt::format("the update has {}, more than the array's {}", window, a));
-    if (auto at = known(op, s)) {
-      auto from = from_start(*at, a);
-      if (from < 0 || from + window.size > a.size)
-        fail(op, fmt::format("an update of {} from {} does not fit axis {}", window, *at, a));
-      s = prim::integer(from, prim::position_dtype(a.size));
-    } else {
-      check_integer(op, s);
-    }
-    for (auto& v : without(visible(*s), without(full, {a})))
-      fail(op, fmt::format("axis {} of the start is not among the other axes of the array {}",
-                           v.name, to_string(full)));
-    check_sizes(op, visible(*s), full);
+    const Axis window = a.resize(mine ? mine->size : 1);
+    picks.push_back(updated_ids(op, node_of(op, value), a, window, full));
     part = replaced(part, a.name, {window});
-    picks.push_back({a.name, window_ids(s, a, window)});
     all.push_back(picks.back().ids);
   }
   for (auto& a : without(given, part))
