@@ -300,6 +300,44 @@ NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation a
   return drawn(prim::less(unit(k, spec, DType::f32), parameter(op, p, DType::f32, spec)), spec);
 }
 
+namespace {
+// The range of random integers: the minimum, the number of values (`span`; null: all words), and
+// 2^W mod span for words of W bits. The latter is the square of 2^(W/2), which wraps as in JAX.
+struct DrawnRange {
+  NodePtr low, span, times;
+};
+// The dtypes of a draw of integers: words of random bits, and the dtype to compute in.
+struct IntegerDraw {
+  DType word, work;
+  std::int64_t half;  // 2^(W/2)
+  explicit IntegerDraw(DType d)
+      : word(bytes_of(d) == 8 ? DType::u64 : DType::u32),
+        work(bytes_of(d) == 8 || d == DType::u32 ? d : DType::i32),
+        half(bytes_of(d) == 8 ? std::int64_t(1) << 32 : std::int64_t(1) << 16) {}
+};
+DrawnRange constant_range(const char* op, std::int64_t low, std::int64_t high, DType d) {
+  const auto least = scalar::lowest(d).integer, most = scalar::highest(d).integer;
+  if (low < least || low > most) fail(op, fmt::format("minval {} does not fit {}", low, d));
+  if (high > most + 1)
+    fail(op, fmt::format("maxval {} is more than one past the greatest {}", high, d));
+  const IntegerDraw draw(d);
+  const auto count = std::max<std::int64_t>(1, high - low);
+  DrawnRange range{prim::integer(low, draw.work), nullptr, nullptr};
+  if (count < (std::int64_t(1) << 32)) {
+    auto m = std::uint32_t(draw.half % count);
+    range.span = u32(count);
+    range.times = u32(std::int64_t(std::uint32_t(m * m) % std::uint32_t(count)));
+  }
+  return range;
+}
+DrawnRange array_range(NodeRef low, NodeRef high, const IntegerDraw& draw) {
+  auto one = prim::integer(1, draw.word);
+  auto span = prim::select(prim::less(low, high), prim::cast(prim::sub(high, low), draw.word), one);
+  auto m = rest(prim::integer(draw.half, draw.word), span);
+  return {low, span, rest(prim::mul(m, m), span)};
+}
+}  // namespace
+
 // Returns low + r mod span, where r has twice the bits of a word: (high word * 2^W + low word) mod
 // span.
 NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d,
@@ -310,39 +348,25 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
   for (auto* b : {&minval, &maxval})
     if (!b->is_number() && !is_integer(b->dtype()))
       fail(op, "bounds: expected integers, got " + text(b->dtype()));
-  bool wide = bytes_of(d) == 8;
-  auto word_type = wide ? DType::u64 : DType::u32;
-  auto work = wide || d == DType::u32 ? d : DType::i32;
-  // times: 2^W mod span, computed as the square of 2^(W/2), which wraps as in JAX.
-  NodePtr low, span, times;
-  std::int64_t half = wide ? std::int64_t(1) << 32 : std::int64_t(1) << 16;
-  if (minval.is_number() && maxval.is_number() && !wide) {
-    auto lo = integral(op, minval), hi = integral(op, maxval);
-    auto least = scalar::lowest(d).integer, most = scalar::highest(d).integer;
-    if (lo < least || lo > most) fail(op, fmt::format("minval {} does not fit {}", lo, d));
-    if (hi > most + 1)
-      fail(op, fmt::format("maxval {} is more than one past the greatest {}", hi, d));
-    auto count = std::max<std::int64_t>(1, hi - lo);
-    low = prim::integer(lo, work);
-    if (count < (std::int64_t(1) << 32)) {
-      auto m = std::uint32_t(half % count);
-      span = u32(count);
-      times = u32(std::int64_t(std::uint32_t(m * m) % std::uint32_t(count)));
-    }
+  const IntegerDraw draw(d);
+  DrawnRange range;
+  if (minval.is_number() && maxval.is_number() && bytes_of(d) < 8) {
+    const auto low = integral(op, minval), high = integral(op, maxval);
+    range = constant_range(op, low, high, d);
   } else {
     auto limit = [&](Arr a) {
-      return a.is_number() ? prim::integer(integral(op, a), work) : parameter(op, a, work, spec);
+      return a.is_number() ? prim::integer(integral(op, a), draw.work)
+                           : parameter(op, a, draw.work, spec);
     };
-    low = limit(minval);
-    auto high = limit(maxval), one = prim::integer(1, word_type);
-    span = prim::select(prim::less(low, high), prim::cast(prim::sub(high, low), word_type), one);
-    auto m = rest(prim::integer(half, word_type), span);
-    times = rest(prim::mul(m, m), span);
+    auto low = limit(minval);
+    range = array_range(low, limit(maxval), draw);
   }
   auto keys = split<2>(k, context().origin.at);
-  auto h = raw_bits(keys[0], spec, word_type), l = raw_bits(keys[1], spec, word_type);
-  auto offset = span ? rest(prim::add(prim::mul(rest(h, span), times), rest(l, span)), span) : l;
-  return drawn(prim::cast(prim::add(low, prim::cast(offset, work)), d), spec);
+  auto high = raw_bits(keys[0], spec, draw.word), low = raw_bits(keys[1], spec, draw.word);
+  auto offset = low;
+  if (auto& span = range.span)
+    offset = rest(prim::add(prim::mul(rest(high, span), range.times), rest(low, span)), span);
+  return drawn(prim::cast(prim::add(range.low, prim::cast(offset, draw.work)), d), spec);
 }
 NamedArray gumbel(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
   Draw here("random.gumbel", k, spec, at, d);
@@ -436,31 +460,24 @@ NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis,
 }
 
 namespace {
-// Returns the positions that `choice` selects along an axis, with the axes `requested`. `p`: the
-// probabilities along the axis, or null.
-NodePtr chosen_positions(const Key& k, const Axes& requested, const Axis& along, bool replace,
-                         NodeRef p) {
-  const auto draws = axis_size(requested);
-  const Axis slots(Name("(draws)"), draws);
-  const auto at = context().origin.at;
-  if (!p && replace)
-    return randint(k, requested, 0, Arr(along.size, at), prim::position_dtype(along.size), at)
-        .node();
-  if (!p || !replace) {
-    // Without replacement: the first positions of a random order. With probabilities, the order of
-    // Gumbel noise plus log(p).
-    NodePtr order;
-    if (p) {
-      auto score = prim::add(gumbel_of(k, {along}, p->dtype), prim::log(p));
-      order = top_k(NamedArray(score), along, draws, slots.name).second.node();
-    } else {
-      order = prim::rename(prim::slice(shuffled(k, {along}, along), along.name, 0, draws),
-                           {along.name}, {slots.name});
-    }
-    if (requested.empty()) return prim::at_position(order, slots.name, 0);
-    return prim::unflatten(order, slots.name, requested);
+// The first positions of a random order. With probabilities, the order of Gumbel noise plus log(p).
+NodePtr positions_without_replacement(const Key& k, const Axes& requested, const Axis& along,
+                                      NodeRef p) {
+  const Axis slots(Name("(draws)"), axis_size(requested));
+  NodePtr order;
+  if (p) {
+    auto score = prim::add(gumbel_of(k, {along}, p->dtype), prim::log(p));
+    order = top_k(NamedArray(score), along, slots.size, slots.name).second.node();
+  } else {
+    order = prim::rename(prim::slice(shuffled(k, {along}, along), along.name, 0, slots.size),
+                         {along.name}, {slots.name});
   }
-  // With replacement: the inverse of the cumulative distribution.
+  if (requested.empty()) return prim::at_position(order, slots.name, 0);
+  return prim::unflatten(order, slots.name, requested);
+}
+// The inverse of the cumulative distribution, at uniform draws: the number of sums that are less.
+NodePtr positions_by_probability(const Key& k, const Axes& requested, const Axis& along,
+                                 NodeRef p) {
   auto sums = prim::cumulative(Monoid::sum, p, along.name);
   auto total = prim::at_position(sums, along.name, along.size - 1);
   auto one = prim::number(1, p->dtype);
@@ -468,9 +485,17 @@ NodePtr chosen_positions(const Key& k, const Axes& requested, const Axis& along,
   // An axis of the draw may have the name of the axis.
   const Axis stored_axis(Name("(choices)"), along.size);
   auto stored = prim::rename(sums, {along.name}, {stored_axis.name});
-  const auto d = prim::position_dtype(along.size);
-  auto before = prim::cast(prim::less(stored, r), d);
+  auto before = prim::cast(prim::less(stored, r), prim::position_dtype(along.size));
   return prim::reduce(Monoid::sum, before, without(before->axes, {stored_axis}));
+}
+// Returns the positions that `choice` selects along an axis, with the axes `requested`. `p`: the
+// probabilities along the axis, or null.
+NodePtr chosen_positions(const Key& k, const Axes& requested, const Axis& along, bool replace,
+                         NodeRef p) {
+  if (!replace) return positions_without_replacement(k, requested, along, p);
+  if (p) return positions_by_probability(k, requested, along, p);
+  const auto at = context().origin.at;
+  return randint(k, requested, 0, Arr(along.size, at), prim::position_dtype(along.size), at).node();
 }
 }  // namespace
 
