@@ -93,13 +93,15 @@ static const Op& reduction(Monoid m) {
 }
 bool reduces(const Node& n, Monoid m) { return n.op == &reduction(m); }
 NodePtr reduce(Monoid m, NodeRef x, const Axes& remaining) {
-  auto folded = without(x->axes, remaining);
-  if (folded.empty()) return fit(x, remaining);
-  if (auto product = m == Monoid::sum ? as_contraction(x, remaining) : nullptr) return product;
+  auto reduced = without(x->axes, remaining);
+  if (reduced.empty()) return fit(x, remaining);
+  if (auto contraction = m == Monoid::sum ? as_contraction(x, remaining) : nullptr)
+    return contraction;
   const Op& op = reduction(m);
   auto& from = stripped(x);
-  // Number of equal terms, if the sum includes axes along which x is broadcast.
-  auto times = axis_size(without(folded, from->axes));
+  // Number of equal terms, if the sum includes axes along which x is broadcast. For example, the
+  // sum over a and b (size 3) of an array (a) is 3 times its sum over a.
+  auto times = axis_size(without(reduced, from->axes));
   if (times == 0 && m == Monoid::sum) return filled(0, x->dtype, remaining);
   if (from == x || (times != 1 && m == Monoid::prod)) return make(op, {x}, remaining, x->dtype);
   // Reduces the operand of a broadcast, so that the broadcast is never stored.

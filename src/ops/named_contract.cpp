@@ -10,9 +10,11 @@ namespace haliax {
 namespace ops {
 namespace {
 
+// The operands that are not contracted yet. For example, of (a, b), (b, c) and (c, d) with the
+// result (a, d), the pair (a, b), (b, c) leaves (a, c), since the third operand needs c.
 struct Contraction {
   Nodes left;
-  Axes out;  // including hidden axes
+  Axes out;  // axes of the result, including hidden axes
   // Returns the axes of these two operands that the result or another operand needs.
   Axes surviving(std::size_t i, std::size_t j) const {
     auto needed = out;
@@ -102,6 +104,28 @@ namespace {
 
 using namespace ops;
 
+// Returns the axis of the arrays that a selector names. Raises unless two of the arrays have it.
+Axis summed_axis(const Nodes& nodes, const Axes& all, const AxisSelector& s) {
+  auto shapes = [&] {
+    std::vector<std::string> out;
+    for (auto& n : nodes) out.push_back(to_string(visible(*n)));
+    return fmt::format("{}", fmt::join(out, ", "));
+  };
+  auto* a = find_axis(all, s.name);
+  if (!a)
+    fail("dot", fmt::format("axis {} is in none of the arrays: {}{}", s.name, shapes(),
+                            did_you_mean(s.name, all)));
+  if (s.size >= 0 && s.size != a->size)
+    fail("dot",
+         fmt::format("axis {} has size {} in {}, not {}", s.name, a->size, shapes(), s.size));
+  auto holders = std::count_if(nodes.begin(), nodes.end(),
+                               [&](auto& n) { return find(*n, s.name) != nullptr; });
+  if (holders < 2 && nodes.size() > 1)
+    fail("dot", fmt::format("axis {} is summed, but only one of the arrays has it: {}; to sum it "
+                            "anyway use sum or einsum",
+                            s.name, shapes()));
+  return *a;
+}
 NamedArray dot_of(const std::vector<Arr>& arrays, const AxisSelection& axis,
                   const DotOptions& options) {
   CallSite here(arrays.empty() ? SourceLocation() : arrays[0].at());
@@ -111,29 +135,12 @@ NamedArray dot_of(const std::vector<Arr>& arrays, const AxisSelection& axis,
     for (std::size_t j = 0; j < i; ++j) check_sizes("dot", visible(*nodes[j]), visible(*nodes[i]));
     all = joined(all, visible(*nodes[i]));
   }
-  auto among = [&] {
-    std::vector<std::string> shapes;
-    for (auto& n : nodes) shapes.push_back(to_string(visible(*n)));
-    return fmt::format("{}", fmt::join(shapes, ", "));
-  };
   Axes out = all;
   if (axis.all()) out.clear();
   for (auto& s : axis.items()) {
-    auto* a = find_axis(all, s.name);
-    if (!a)
-      fail("dot", fmt::format("axis {} is in none of the arrays: {}{}", s.name, among(),
-                              did_you_mean(s.name, all)));
-    if (s.size >= 0 && s.size != a->size)
-      fail("dot",
-           fmt::format("axis {} has size {} in {}, not {}", s.name, a->size, among(), s.size));
-    auto holders = std::count_if(nodes.begin(), nodes.end(),
-                                 [&](auto& n) { return find(*n, s.name) != nullptr; });
-    if (holders < 2 && nodes.size() > 1)
-      fail("dot", fmt::format("axis {} is summed, but only one of the arrays has it: {}; to sum it "
-                              "anyway use sum or einsum",
-                              s.name, among()));
+    auto a = summed_axis(nodes, all, s);
     if (!has(out, s.name)) fail("dot", "axis " + text(s.name) + " is given twice");
-    out = without(out, {*a});
+    out = without(out, {a});
   }
   if (!options.out_axes.all()) {
     Names order;
