@@ -50,6 +50,24 @@ Linear linear_rule(const Node& n, std::size_t k) {
   auto& all = user_op(*n.op).linear;
   return std::count(all.begin(), all.end(), int(k)) ? Linear::one : Linear::no;
 }
+// Raises unless each axis of the gradient of operand k is an axis of an operand or of the result,
+// in its size.
+void check_gradient(const Node& o, std::size_t k, const NamedArray& created) {
+  if (created.empty()) return;
+  for (auto& a : created.node()->axes) {
+    auto* its = find(o, a.name);
+    for (auto& x : o.in)
+      if (!its) its = find(*x, a.name);
+    if (!its && !a.name.hidden())
+      fail(o.op->name, fmt::format("the gradient of operand {} has axis {}, which neither an "
+                                   "operand nor the result {} has",
+                                   k, a.name, to_string(visible(o))));
+    if (its && its->size != a.size)
+      fail(o.op->name,
+           fmt::format("axis {} has size {} in the gradient of operand {}, but {} in the call",
+                       a.name, a.size, k, its->size));
+  }
+}
 Nodes gradient(NodeRef o, NodeRef g) {
   auto& user = user_op(*o->op);
   if (!user.grad)
@@ -68,21 +86,8 @@ Nodes gradient(NodeRef o, NodeRef g) {
          fmt::format("its gradient returns {} arrays for {} operands", created.size(), in.size()));
   Nodes out;
   for (std::size_t k = 0; k < created.size(); ++k) {
-    // `vjp` sums over the axes that the operand lacks.
-    for (auto& a : created[k].empty() ? Axes() : created[k].node()->axes) {
-      auto* its = find(*o, a.name);
-      for (auto& x : o->in)
-        if (!its) its = find(*x, a.name);
-      if (!its && !a.name.hidden())
-        fail(o->op->name, fmt::format("the gradient of operand {} has axis {}, which neither an "
-                                      "operand nor the result {} has",
-                                      k, a.name, to_string(visible(*o))));
-      if (its && its->size != a.size)
-        fail(o->op->name,
-             fmt::format("axis {} has size {} in the gradient of operand {}, but {} in the call",
-                         a.name, a.size, k, its->size));
-    }
-    out.push_back(created[k].node());
+    check_gradient(*o, k, created[k]);
+    out.push_back(created[k].node());  // `vjp` sums over the axes that the operand lacks
   }
   return out;
 }
@@ -248,8 +253,9 @@ NamedArray CustomFunction::operator()(const std::vector<Arr>& operands,
   return call(*op_, operands, along);
 }
 
-static constinit std::mutex making;
-static const bool forks = at_fork({kForkOps, [] { making.lock(); }, [] { making.unlock(); }});
+static constinit std::mutex ops_mutex;
+static const bool op_forks =
+    at_fork({kForkOps, [] { ops_mutex.lock(); }, [] { ops_mutex.unlock(); }});
 CustomFunction custom_op(CustomOp user, SourceLocation at) {
   CallSite here(at);
   check(user);
@@ -264,7 +270,7 @@ CustomFunction custom_op(CustomOp user, SourceLocation at) {
   op->lower = lower;
   op->along = along_rule;
   op->linear_in = linear_rule;
-  std::lock_guard hold(making);
+  std::lock_guard hold(ops_mutex);
   all->push_back(std::move(op));
   return CustomFunction(all->back().get());
 }

@@ -65,15 +65,14 @@ NodePtr contract_all(const char* op, Nodes nodes, const Axes& shown, DType dtype
     auto remaining = last ? axes : c.surviving(i, j);
     auto& a = c.left[i];
     auto b = c.left[j];
-    // nothing is summed: an elementwise product
-    bool product = joined(a->axes, b->axes).size() == remaining.size();
-    if (product || a->dtype != b->dtype) {
+    const bool sums_nothing = joined(a->axes, b->axes).size() == remaining.size();
+    if (sums_nothing || a->dtype != b->dtype) {
       a = prim::cast(a, inner);
       b = prim::cast(b, inner);
     }
 
-    a = product ? prim::map(prim::kMul, {a, b}, inner, &remaining)
-                : prim::contract(a, b, remaining, inner);
+    a = sums_nothing ? prim::map(prim::kMul, {a, b}, inner, &remaining)
+                     : prim::contract(a, b, remaining, inner);
     c.left.erase(c.left.begin() + std::ptrdiff_t(j));
   }
   return cast(prim::fit(prim::cast(c.left[0], inner), axes), dtype);
