@@ -1,6 +1,6 @@
-// Elementwise primitives that other ops and gradients use. `g` is the cotangent of the result. The
-// returned cotangents may have more axes than the operands; `vjp` sums over the extra axes, for all
-// ops.
+// Elementwise primitives that other ops and gradients use. In a gradient, `o` is the result, x(o)
+// and y(o) are its operands, and `g` is the cotangent of the result. The returned cotangents may
+// have more axes than the operands; `vjp` sums over the extra axes, for all ops.
 #include <numbers>
 
 #include "ops/attr.h"
@@ -11,7 +11,6 @@ namespace {
 
 constexpr double kRootPi = 1 / std::numbers::inv_sqrtpi;
 
-NodePtr one(NodeRef like) { return number(1, like->dtype); }
 NodeRef x(NodeRef o) { return o->in[0]; }
 NodeRef y(NodeRef o) { return o->in[1]; }
 

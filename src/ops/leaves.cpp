@@ -63,6 +63,7 @@ NodePtr picked_outside(DType d) {
 }
 NodePtr filled(double v, DType dtype, const Axes& axes) { return fit(number(v, dtype), axes); }
 NodePtr zeros_like(NodeRef x) { return filled(0, x->dtype, x->axes); }
+NodePtr one(NodeRef like) { return number(1, like->dtype); }
 NodeRef stripped(NodeRef n) { return n->op == &kFit ? n->in[0] : n; }
 bool needs_no_memory(const Node& n) { return n.op == &kNumber || n.op == &kIota; }
 bool is_number(NodeRef n) { return stripped(n)->op == &kNumber; }

@@ -14,11 +14,11 @@ using namespace ops;
 
 DType as_is(DType d) { return d; }
 // Two operands in the dtype of the computation: `rule` applied to the promoted dtype.
-struct Call2 {
+struct BinaryCall {
   CallSite here;
   DType dtype;
   NodePtr a, b;
-  Call2(const char* op, const Arr& a, const Arr& b, DType (*rule)(DType) = as_is)
+  BinaryCall(const char* op, const Arr& a, const Arr& b, DType (*rule)(DType) = as_is)
       : here(a.at()), dtype(rule(promoted(op, std::array{&a, &b}))), a(node_of(op, a, dtype)),
         b(node_of(op, b, dtype)) {}
   Nodes operands() {  // moves the operands out; valid once
@@ -30,7 +30,7 @@ struct Call2 {
 };
 NamedArray binary(const char* name, const Op& op, const Arr& a, const Arr& b,
                   DType (*rule)(DType)) {
-  Call2 c(name, a, b, rule);
+  BinaryCall c(name, a, b, rule);
   return pointwise(name, op, c.operands(), c.dtype);
 }
 NamedArray inexact(const char* name, const Op& op, const Arr& a, const Arr& b) {
@@ -43,7 +43,7 @@ NamedArray division(const char* name, const Op& op, const Arr& a, const Arr& b) 
 // Arithmetic. On bools, `of_bools` is the op that JAX uses; null: not defined.
 NamedArray arithmetic(const char* name, const Op& op, const Op* of_bools, const Arr& a,
                       const Arr& b) {
-  Call2 c(name, a, b);
+  BinaryCall c(name, a, b);
   if (c.dtype != DType::boolean) return pointwise(name, op, c.operands(), c.dtype);
   if (!of_bools)
     fail(name, "is not defined for two bools; cast one to i32, or use the logical ops");
@@ -51,7 +51,7 @@ NamedArray arithmetic(const char* name, const Op& op, const Op* of_bools, const 
 }
 NamedArray comparison(const char* name, const Op& op, const Arr& a, const Arr& b,
                       bool swapped = false) {
-  auto [here, dtype, x, y] = Call2(name, a, b);
+  auto [here, dtype, x, y] = BinaryCall(name, a, b);
   auto axes = broadcast(name, {x, y});
   return NamedArray(prim::map(op, swapped ? Nodes{y, x} : Nodes{x, y}, DType::boolean, &axes));
 }
@@ -144,7 +144,7 @@ NamedArray minimum(Arr a, Arr b) {
 NamedArray divide(Arr a, Arr b) { return inexact("divide", prim::kDiv, a, b); }
 NamedArray arctan2(Arr a, Arr b) { return inexact("arctan2", kAtan2, a, b); }
 NamedArray nextafter(Arr a, Arr b) {
-  Call2 c("nextafter", a, b, float_of);
+  BinaryCall c("nextafter", a, b, float_of);
   if (bytes_of(c.dtype) > 2) return pointwise("nextafter", kNextafter, c.operands(), c.dtype);
   auto axes = broadcast("nextafter", {c.a, c.b});
   return NamedArray(prim::fit(next_of_16_bits(c.a, c.b), axes));
@@ -173,7 +173,7 @@ NamedArray power(Arr a, Arr b) {
 }
 
 NamedArray hypot(Arr a, Arr b) {
-  auto [here, dtype, x, y] = Call2("hypot", a, b, float_of);
+  auto [here, dtype, x, y] = BinaryCall("hypot", a, b, float_of);
   auto axes = broadcast("hypot", {x, y});
   // Scales by the larger operand, so that squares neither overflow nor underflow.
   auto u = prim::abs(x), v = prim::abs(y), large = prim::max(u, v), small = prim::min(u, v);
@@ -185,7 +185,7 @@ NamedArray hypot(Arr a, Arr b) {
   return NamedArray(make(kHypot, {value, x, y}, axes, dtype));
 }
 NamedArray logaddexp(Arr a, Arr b) {
-  auto [here, dtype, x, y] = Call2("logaddexp", a, b, float_of);
+  auto [here, dtype, x, y] = BinaryCall("logaddexp", a, b, float_of);
   auto axes = broadcast("logaddexp", {x, y});
   auto difference = prim::sub(x, y);  // NaN for two equal infinities, whose sum is correct
   auto tail = prim::map(prim::kLog1p, {prim::exp(prim::neg(prim::abs(difference)))}, dtype);
@@ -195,7 +195,7 @@ NamedArray logaddexp(Arr a, Arr b) {
 }
 
 NamedArray logaddexp2(Arr a, Arr b) {
-  auto [here, dtype, x, y] = Call2("logaddexp2", a, b, float_of);
+  auto [here, dtype, x, y] = BinaryCall("logaddexp2", a, b, float_of);
   auto natural = [&, wide = wide_of(dtype)](NodeRef v) {
     return Arr(NamedArray(prim::scale(prim::cast(v, wide), std::numbers::ln2)), a.at());
   };
@@ -253,7 +253,7 @@ NamedArray right_shift(Arr a, Arr b) { return bits("right_shift", kShiftRight, a
 namespace {
 // Returns a where it is the better value or b is NaN, otherwise b.
 NamedArray ignoring_nan(const char* name, const Arr& a, const Arr& b, bool largest) {
-  auto [here, dtype, x, y] = Call2(name, a, b);
+  auto [here, dtype, x, y] = BinaryCall(name, a, b);
   auto axes = broadcast(name, {x, y});
   auto better = largest ? prim::less(y, x) : prim::less(x, y);
   if (is_float(dtype))

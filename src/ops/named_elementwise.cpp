@@ -17,30 +17,31 @@ using namespace ops;
 using prim::number;
 
 // Applies an op to one array: `result` maps its node to the node of the result.
-NamedArray on(const char* name, const Arr& a, auto result) {
+NamedArray apply(const char* name, const Arr& a, auto result) {
   auto [here, x] = Call(name, a);
   return NamedArray(result(x));
 }
-NodePtr same(const Op& op, NodeRef x) { return prim::map(op, {x}, x->dtype); }
-NodePtr truths(bool value, NodeRef x) { return prim::filled(value, DType::boolean, x->axes); }
+NodePtr same_dtype(const Op& op, NodeRef x) { return prim::map(op, {x}, x->dtype); }
+NodePtr filled_bools(bool value, NodeRef x) { return prim::filled(value, DType::boolean, x->axes); }
 bool has_sign(NodeRef x) { return is_float(x->dtype) || is_signed(x->dtype); }
 
 NamedArray scaled(const char* name, const Arr& a, double by) {
-  return on(name, a, [&](NodeRef x) { return prim::scale(prim::cast(x, float_of(x->dtype)), by); });
+  return apply(name, a,
+               [&](NodeRef x) { return prim::scale(prim::cast(x, float_of(x->dtype)), by); });
 }
 // Integers need no rounding.
 NamedArray rounding(const char* name, const Op& op, const Arr& a) {
-  return on(name, a, [&](NodeRef x) { return is_float(x->dtype) ? same(op, x) : x; });
+  return apply(name, a, [&](NodeRef x) { return is_float(x->dtype) ? same_dtype(op, x) : x; });
 }
 // A predicate that has the same value for all integers.
-NamedArray question(const char* name, const Op& op, const Arr& a, bool of_integers) {
-  return on(name, a, [&](NodeRef x) {
-    return is_float(x->dtype) ? prim::map(op, {x}, DType::boolean) : truths(of_integers, x);
+NamedArray predicate(const char* name, const Op& op, const Arr& a, bool of_integers) {
+  return apply(name, a, [&](NodeRef x) {
+    return is_float(x->dtype) ? prim::map(op, {x}, DType::boolean) : filled_bools(of_integers, x);
   });
 }
 NamedArray is_value(const char* name, const Arr& a, double v) {
-  return on(name, a, [&](NodeRef x) {
-    return is_float(x->dtype) ? prim::equal(x, number(v, x->dtype)) : truths(false, x);
+  return apply(name, a, [&](NodeRef x) {
+    return is_float(x->dtype) ? prim::equal(x, number(v, x->dtype)) : filled_bools(false, x);
   });
 }
 NamedArray filled(const char* name, double v, DType dtype, const Axes& axes, SourceLocation at) {
@@ -52,30 +53,31 @@ NamedArray filled(const char* name, double v, DType dtype, const Axes& axes, Sou
 }  // namespace
 
 NamedArray abs(Arr a) {
-  return on("abs", a, [](NodeRef x) { return has_sign(x) ? same(prim::kAbs, x) : x; });
+  return apply("abs", a, [](NodeRef x) { return has_sign(x) ? same_dtype(prim::kAbs, x) : x; });
 }
 NamedArray fabs(Arr a) {
-  return on("fabs", a,
-            [](NodeRef x) { return same(prim::kAbs, prim::cast(x, float_of(x->dtype))); });
+  return apply("fabs", a,
+               [](NodeRef x) { return same_dtype(prim::kAbs, prim::cast(x, float_of(x->dtype))); });
 }
 NamedArray rint(Arr a) {
-  return on("rint", a,
-            [](NodeRef x) { return same(prim::kRound, prim::cast(x, float_of(x->dtype))); });
+  return apply("rint", a, [](NodeRef x) {
+    return same_dtype(prim::kRound, prim::cast(x, float_of(x->dtype)));
+  });
 }
 NamedArray sign(Arr a) {
-  return on("sign", a, [](NodeRef x) {
-    return has_sign(x) ? same(prim::kSign, x) : prim::cast(to_bool(x), x->dtype);
+  return apply("sign", a, [](NodeRef x) {
+    return has_sign(x) ? same_dtype(prim::kSign, x) : prim::cast(to_bool(x), x->dtype);
   });
 }
 NamedArray negative(Arr a) {
-  return on("negative", a, [](NodeRef x) {
+  return apply("negative", a, [](NodeRef x) {
     if (x->dtype == DType::boolean)
       fail("negative", "negative is not defined for bool; use logical_not");
     return prim::neg(x);
   });
 }
 NamedArray positive(Arr a) {
-  return on("positive", a, [](NodeRef x) { return x; });
+  return apply("positive", a, [](NodeRef x) { return x; });
 }
 NamedArray square(Arr a) { return multiply(a, a); }
 NamedArray reciprocal(Arr a) { return divide(Arr(1, a.at()), a); }
@@ -94,13 +96,13 @@ NamedArray round(Arr a, int decimals) {
   if (decimals == 0 || !is_float(x->dtype)) return rounding("round", prim::kRound, a);
   auto wide = prim::cast(x, wide_of(x->dtype));
   auto factor = number(std::pow(10.0, decimals), wide->dtype);
-  auto rounded = same(prim::kRound, prim::mul(wide, factor));
+  auto rounded = same_dtype(prim::kRound, prim::mul(wide, factor));
   return NamedArray(prim::cast(prim::div(rounded, factor), x->dtype));
 }
 
-NamedArray isfinite(Arr a) { return question("isfinite", prim::kIsFinite, a, true); }
-NamedArray isnan(Arr a) { return question("isnan", prim::kIsNan, a, false); }
-NamedArray isinf(Arr a) { return question("isinf", prim::kIsInf, a, false); }
+NamedArray isfinite(Arr a) { return predicate("isfinite", prim::kIsFinite, a, true); }
+NamedArray isnan(Arr a) { return predicate("isnan", prim::kIsNan, a, false); }
+NamedArray isinf(Arr a) { return predicate("isinf", prim::kIsInf, a, false); }
 NamedArray isneginf(Arr a) { return is_value("isneginf", a, -HUGE_VAL); }
 NamedArray isposinf(Arr a) { return is_value("isposinf", a, HUGE_VAL); }
 NamedArray signbit(Arr a) {
@@ -110,23 +112,23 @@ NamedArray signbit(Arr a) {
   else if (is_float(x->dtype))
     x = prim::bitcast(prim::cast(x, DType::f32), DType::i32);
   else if (!is_signed(x->dtype))
-    return NamedArray(truths(false, x));
+    return NamedArray(filled_bools(false, x));
   return NamedArray(prim::less(x, prim::integer(0, x->dtype)));
 }
 NamedArray logical_not(Arr a) {
-  return on("logical_not", a, [](NodeRef x) { return prim::logical_not(to_bool(x)); });
+  return apply("logical_not", a, [](NodeRef x) { return prim::logical_not(to_bool(x)); });
 }
 NamedArray bitwise_not(Arr a) {
-  return on("bitwise_not", a, [](NodeRef x) {
+  return apply("bitwise_not", a, [](NodeRef x) {
     if (is_float(x->dtype))
       fail("bitwise_not", "expected integers or bools, got " + text(x->dtype));
-    return same(x->dtype == DType::boolean ? prim::kNot : prim::kBitNot, x);
+    return same_dtype(x->dtype == DType::boolean ? prim::kNot : prim::kBitNot, x);
   });
 }
 NamedArray astype(Arr a, DType dtype) {
-  return on("astype", a, [&](NodeRef x) { return cast(x, dtype); });
+  return apply("astype", a, [&](NodeRef x) { return cast(x, dtype); });
 }
-NamedArray stop_gradient(Arr a) { return on("stop_gradient", a, prim::stop_gradient); }
+NamedArray stop_gradient(Arr a) { return apply("stop_gradient", a, prim::stop_gradient); }
 
 // ---- creating arrays ----
 NamedArray zeros(const AxisSpec& axes, DType dtype, SourceLocation at) {
@@ -204,7 +206,7 @@ NodePtr evenly(const AxisSelector& selector, double start, double stop, bool end
 // Returns the values in the requested dtype. Integers round down.
 NamedArray as_dtype(NodeRef x, std::optional<DType> dtype) {
   auto d = dtype.value_or(DType::f32);
-  return NamedArray(cast(is_integer(d) ? same(prim::kFloor, x) : x, d));
+  return NamedArray(cast(is_integer(d) ? same_dtype(prim::kFloor, x) : x, d));
 }
 DType float_dtype(std::optional<DType> d) { return wide_of(d.value_or(DType::f32)); }
 }  // namespace

@@ -10,31 +10,29 @@ namespace haliax {
 namespace prim {
 namespace {
 
-NodePtr just_one(NodeRef like) { return number(1, like->dtype); }
 NodeRef of(NodeRef o) { return o->in[0]; }
 
 const Op kExp2 = map_op("exp2", Code::exp2, [](NodeRef o, NodeRef g) {
   return Nodes{scale(mul(g, o), std::log(2.0))};
 });
 const Op kExpm1 = map_op("expm1", Code::expm1,
-                         [](NodeRef o, NodeRef g) { return Nodes{mul(g, add(o, just_one(o)))}; });
+                         [](NodeRef o, NodeRef g) { return Nodes{mul(g, add(o, one(o)))}; });
 const Op kLog2 = map_op("log2", Code::log2, [](NodeRef o, NodeRef g) {
   return Nodes{div(g, scale(of(o), std::log(2.0)))};
 });
 const Op kCbrt = map_op("cbrt", Code::cbrt, [](NodeRef o, NodeRef g) {
   return Nodes{div(scale(g, 1.0 / 3), square(o))};
 });
-const Op kTan = map_op("tan", Code::tan, [](NodeRef o, NodeRef g) {
-  return Nodes{mul(g, add(square(o), just_one(o)))};
-});
+const Op kTan = map_op("tan", Code::tan,
+                       [](NodeRef o, NodeRef g) { return Nodes{mul(g, add(square(o), one(o)))}; });
 const Op kAsin = map_op("arcsin", Code::asin, [](NodeRef o, NodeRef g) {
-  return Nodes{mul(g, rsqrt(sub(just_one(o), square(of(o)))))};
+  return Nodes{mul(g, rsqrt(sub(one(o), square(of(o)))))};
 });
 const Op kAcos = map_op("arccos", Code::acos, [](NodeRef o, NodeRef g) {
-  return Nodes{neg(mul(g, rsqrt(sub(just_one(o), square(of(o))))))};
+  return Nodes{neg(mul(g, rsqrt(sub(one(o), square(of(o))))))};
 });
 const Op kAtan = map_op("arctan", Code::atan, [](NodeRef o, NodeRef g) {
-  return Nodes{div(g, add(square(of(o)), just_one(o)))};
+  return Nodes{div(g, add(square(of(o)), one(o)))};
 });
 NodePtr cosh(NodeRef);
 NodePtr sinh(NodeRef);
@@ -45,13 +43,13 @@ const Op kCosh =
 NodePtr cosh(NodeRef a) { return map(kCosh, {a}, a->dtype); }
 NodePtr sinh(NodeRef a) { return map(kSinh, {a}, a->dtype); }
 const Op kAsinh = map_op("arcsinh", Code::asinh, [](NodeRef o, NodeRef g) {
-  return Nodes{mul(g, rsqrt(add(square(of(o)), just_one(o))))};
+  return Nodes{mul(g, rsqrt(add(square(of(o)), one(o))))};
 });
 const Op kAcosh = map_op("arccosh", Code::acosh, [](NodeRef o, NodeRef g) {
-  return Nodes{mul(g, rsqrt(sub(square(of(o)), just_one(o))))};
+  return Nodes{mul(g, rsqrt(sub(square(of(o)), one(o))))};
 });
 const Op kAtanh = map_op("arctanh", Code::atanh, [](NodeRef o, NodeRef g) {
-  return Nodes{div(g, sub(just_one(o), square(of(o))))};
+  return Nodes{div(g, sub(one(o), square(of(o))))};
 });
 
 const bool functions_registered =

@@ -22,6 +22,7 @@ NodePtr identity(Monoid, DType);             // neutral element of a reduction
 // Returns the value of `take` for an index out of range: NaN, or the minimum (maximum if unsigned).
 NodePtr picked_outside(DType);
 NodePtr zeros_like(NodeRef);
+NodePtr one(NodeRef like);  // a scalar of the dtype of `like`
 // Returns the dtype of positions up to `size`: i32, or i64 where i32 is too small.
 DType position_dtype(std::int64_t size);
 NodePtr iota(const Axis&, DType), iota(const Axis&);  // (axis): positions, in the dtype
