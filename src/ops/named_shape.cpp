@@ -72,7 +72,7 @@ NamedArray flattened(const char* op, const Arr& a, const AxisSelection& selectio
 }
 
 // Concatenates arrays with the same visible axes, in the order of the first one and a common dtype.
-NodePtr joined(Nodes parts, const Axes& order, const Axis& full) {
+NodePtr concatenated(Nodes parts, const Axes& order, const Axis& full) {
   DType d = parts[0]->dtype;
   for (auto& p : parts) d = promote(d, p->dtype);
   auto lead = hidden(parts);
@@ -85,7 +85,7 @@ NodePtr joined(Nodes parts, const Axes& order, const Axis& full) {
   }
   return prim::concat(parts, full);
 }
-void check_same(const char* op, const Axes& first, const Axes& other, Name but) {
+void check_same_axes(const char* op, const Axes& first, const Axes& other, Name but) {
   for (auto& [a, b] : {std::pair(&first, &other), std::pair(&other, &first)})
     for (auto& x : *a) {
       auto* y = find_axis(*b, x.name);
@@ -94,31 +94,34 @@ void check_same(const char* op, const Axes& first, const Axes& other, Name but) 
                              to_string(*a), to_string(*b)));
     }
 }
-// The diagonal of two axes: row is position i along a plus the offset, column is position j along
-// b. The difference is 0 on the diagonal. Raises if both axes are the same.
-struct Square {
-  Axis a, b;
+// The diagonal of two axes: `row` is the position along `rows` plus the offset, and `column` the
+// position along `columns`. They are equal on the diagonal. Raises if both axes are the same.
+struct Diagonal {
+  Axis rows, columns;
   NodePtr row, column;
-  Square(const char* op, const char* what, NodeRef x, const AxisSelector& s1,
-         const AxisSelector& s2, int offset)
-      : a(axis_of(op, x, s1)), b(axis_of(op, x, s2)) {
-    if (a.name == b.name)
-      fail(op, fmt::format("axis {} is given twice; a {} needs two axes", a.name, what));
-    const auto d = prim::position_dtype(std::max(a.size, b.size) + std::abs(std::int64_t(offset)));
-    row = prim::add(prim::iota(a, d), prim::integer(offset, d));
-    column = prim::iota(b, d);
+  Diagonal(const char* op, const char* what, NodeRef x, const AxisSelector& row_axis,
+           const AxisSelector& column_axis, int offset)
+      : rows(axis_of(op, x, row_axis)), columns(axis_of(op, x, column_axis)) {
+    if (rows.name == columns.name)
+      fail(op, fmt::format("axis {} is given twice; a {} needs two axes", rows.name, what));
+    const auto d =
+        prim::position_dtype(std::max(rows.size, columns.size) + std::abs(std::int64_t(offset)));
+    row = prim::add(prim::iota(rows, d), prim::integer(offset, d));
+    column = prim::iota(columns, d);
   }
 };
 NodePtr zero_outside(NodeRef inside, NodeRef x, const Axes& axes) {  // zero elsewhere
   return prim::select(inside, x, prim::number(0, x->dtype), axes);
 }
-NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1,
-                    const AxisSelector& s2, int k, bool lower) {
+NamedArray triangle(const char* op, const Arr& array, const AxisSelector& row_axis,
+                    const AxisSelector& column_axis, int k, bool lower) {
   auto [here, x] = Call(op, array);
-  Square s(op, "triangle", x, s1, s2, k);
-  auto inside = lower ? prim::less_equal(s.column, s.row) : prim::less_equal(s.row, s.column);
-  return wrap(zero_outside(inside, x,
-                           with_hidden({x}, joined(without(visible(*x), {s.a, s.b}), {s.a, s.b}))));
+  Diagonal diagonal(op, "triangle", x, row_axis, column_axis, k);
+  auto inside = lower ? prim::less_equal(diagonal.column, diagonal.row)
+                      : prim::less_equal(diagonal.row, diagonal.column);
+  const Axes square{diagonal.rows, diagonal.columns};
+  auto axes = with_hidden({x}, joined(without(visible(*x), square), square));
+  return wrap(zero_outside(inside, x, axes));
 }
 
 // Operands: the values on a diagonal, the array, and a mask that is true on the diagonal. The
@@ -130,7 +133,7 @@ const Op kDiagonal{
 const bool diagonal_registered = prim::register_ops({&kDiagonal});
 
 // Rearranges x, after a check that the sizes in `order` are the sizes of x.
-NamedArray selected(const Arr& x, const AxisSelection& order) {
+NamedArray rearranged(const Arr& x, const AxisSelection& order) {
   auto [here, n] = Call("rearrange", x);
   Names names;
   for (auto& a : order.items()) {
@@ -159,9 +162,9 @@ NamedArray rearrange(Arr x, const Names& order) {
       wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at))));
 }
 NamedArray rearrange(Arr x, std::initializer_list<AxisSelector> order) {
-  return selected(x, order);
+  return rearranged(x, order);
 }
-NamedArray rearrange(Arr x, const Axes& order) { return selected(x, order); }
+NamedArray rearrange(Arr x, const Axes& order) { return rearranged(x, order); }
 NamedArray broadcast_axis(Arr x, const AxisSpec& axes) {
   return broadcasted("broadcast_axis", x, axes, true, false);
 }
@@ -252,8 +255,8 @@ NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>& arrays
   for (auto& a : arrays) parts.push_back(node_of(op, a));
   auto first = visible(*parts[0]);
   check_free(op, axis.name, first);
-  for (auto& p : parts) check_same(op, first, visible(*p), {});
-  return wrap(joined(parts, concat_axes({full}, first), full));
+  for (auto& p : parts) check_same_axes(op, first, visible(*p), {});
+  return wrap(concatenated(parts, concat_axes({full}, first), full));
 }
 NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& arrays,
                        SourceLocation at) {
@@ -267,22 +270,24 @@ NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>& 
     full.size += axis_of(op, parts.back(), axis.name).size;
   }
   auto first = visible(*parts[0]);
-  for (auto& p : parts) check_same(op, first, visible(*p), axis.name);
+  for (auto& p : parts) check_same_axes(op, first, visible(*p), axis.name);
   if (axis.size >= 0 && axis.size != full.size)
     fail(op, fmt::format("the pieces of axis {} add up to {}, not to {}", axis.name, full.size,
                          axis.size));
-  return wrap(joined(parts, first, full));
+  return wrap(concatenated(parts, first, full));
 }
 
 // ---- repetition and movement along an axis ----
 namespace {
-// Returns n copies along an axis: each element n times (`inner`), or the full axis n times.
-NodePtr copies(const char* op, NodeRef x, const AxisSelector& axis, std::int64_t n, bool inner) {
+enum class Copies { of_elements, of_axis };
+// Returns n copies along an axis. For example, 2 copies of (1, 2) are (1, 1, 2, 2) or (1, 2, 1, 2).
+NodePtr repeated(const char* op, NodeRef x, const AxisSelector& axis, std::int64_t n,
+                 Copies copies) {
   auto a = axis_of(op, x, axis);
   if (n < 0 || (a.size > 0 && n > most_elements / a.size))
     fail(op, fmt::format("cannot repeat axis {} {} times", a, n));
   Axis copy(Name("(copy of " + text(a.name) + ")"), n);
-  Axes parts = inner ? Axes{a, copy} : Axes{copy, a};
+  Axes parts = copies == Copies::of_elements ? Axes{a, copy} : Axes{copy, a};
   auto spread = arranged(x, with_parts(op, x, a, parts));
   return prim::flatten(spread, names_of(parts), a.resize(a.size * n));
 }
@@ -290,7 +295,7 @@ NodePtr copies(const char* op, NodeRef x, const AxisSelector& axis, std::int64_t
 
 NamedArray repeat(Arr x, const AxisSelector& axis, std::int64_t n) {
   auto [here, node] = Call("repeat", x);
-  return wrap(copies("repeat", node, axis, n, true));
+  return wrap(repeated("repeat", node, axis, n, Copies::of_elements));
 }
 NamedArray tile(Arr x, const std::vector<std::pair<AxisSelector, std::int64_t>>& reps) {
   auto [here, n] = Call("tile", x);
@@ -298,7 +303,7 @@ NamedArray tile(Arr x, const std::vector<std::pair<AxisSelector, std::int64_t>>&
   for (auto& [axis, times] : reps) {
     if (times < 0) fail("tile", fmt::format("cannot tile axis {} {} times", axis.name, times));
     if (find(*n, axis.name))
-      n = copies("tile", n, axis, times, false);
+      n = repeated("tile", n, axis, times, Copies::of_axis);
     else {  // the size of an `Axis` is ignored, as in Haliax
       check_free("tile", axis.name, fresh);
       fresh.push_back({axis.name, times});
@@ -357,17 +362,19 @@ NamedArray tril(Arr x, const AxisSelector& a, const AxisSelector& b, int k) {
 NamedArray triu(Arr x, const AxisSelector& a, const AxisSelector& b, int k) {
   return triangle("triu", x, a, b, k, false);
 }
-NamedArray trace(Arr x, const AxisSelector& s1, const AxisSelector& s2, int offset,
+NamedArray trace(Arr x, const AxisSelector& row_axis, const AxisSelector& column_axis, int offset,
                  std::optional<DType> dtype) {
   auto [here, n] = Call("trace", x);
-  Square s("trace", "diagonal", n, s1, s2, offset);
+  Diagonal diagonal("trace", "diagonal", n, row_axis, column_axis, offset);
   // Reads one column of each row. A negative id would count from the end.
-  auto zero = prim::integer(0, s.row->dtype), end = prim::integer(s.b.size, s.row->dtype);
-  auto ids = prim::select(prim::less(s.row, zero), end, s.row);
-  auto picked = prim::gather(n, {{s.b.name, ids}}, without(n->axes, {s.b}), program::Outside::zero);
-  auto diagonal =
-      make(kDiagonal, {picked, n, prim::equal(s.row, s.column)}, picked->axes, picked->dtype);
-  return sum(wrap(diagonal), s.a, {.where = {}, .dtype = dtype});
+  auto zero = prim::integer(0, diagonal.row->dtype),
+       end = prim::integer(diagonal.columns.size, diagonal.row->dtype);
+  auto ids = prim::select(prim::less(diagonal.row, zero), end, diagonal.row);
+  auto picked = prim::gather(n, {{diagonal.columns.name, ids}},
+                             without(n->axes, {diagonal.columns}), program::Outside::zero);
+  auto values = make(kDiagonal, {picked, n, prim::equal(diagonal.row, diagonal.column)},
+                     picked->axes, picked->dtype);
+  return sum(wrap(values), diagonal.rows, {.where = {}, .dtype = dtype});
 }
 
 }  // namespace haliax
