@@ -76,25 +76,29 @@ NamedArray statistic(PadMode mode, const NamedArray& x, const Axis& a) {
   }
   return astype(is_float(x.dtype()) ? middle : round(middle), x.dtype());
 }
+NamedArray padded_by_positions(PadMode mode, const NamedArray& x, const Axis& a,
+                               std::int64_t before, std::int64_t after) {
+  const auto padded = a.resize(a.size + before + after);
+  // A few runs are copies, and their gradients are sums of slices. More runs are a gather.
+  Nodes parts;
+  for (auto& run : padded_runs(mode, a.size, before, after, 8)) {
+    const auto shape = replaced(x.node()->axes, a.name, {a.resize(run.size)});
+    parts.push_back(run.step == 0 ? prim::fit(index(x, {{a, Index(run.first)}}).node(), shape)
+                                  : prim::slice(x.node(), a.name, run.first, run.size, run.step));
+  }
+  if (!parts.empty()) return wrap(prim::concat(parts, padded));
+  auto ids = padded_positions(mode, a, before, padded);
+  auto axes = with_hidden({x.node()}, replaced(visible(*x.node()), a.name, {padded}));
+  return wrap(prim::gather(x.node(), {{a.name, ids}}, axes, program::Outside::clamp));
+}
+bool reads_positions(PadMode mode) {
+  return mode == PadMode::edge || mode == PadMode::reflect || mode == PadMode::symmetric ||
+         mode == PadMode::wrap;
+}
 NamedArray padded_by_values(PadMode mode, const NamedArray& x, const Axis& a, std::int64_t before,
                             std::int64_t after) {
-  const auto padded = a.resize(a.size + before + after);
+  if (reads_positions(mode)) return padded_by_positions(mode, x, a, before, after);
   const auto axes = visible(*x.node());
-  if (mode == PadMode::edge || mode == PadMode::reflect || mode == PadMode::symmetric ||
-      mode == PadMode::wrap) {
-    // A few runs are copies, and their gradients are sums of slices. More runs are a gather.
-    Nodes parts;
-    for (auto& run : padded_runs(mode, a.size, before, after, 8)) {
-      const auto shape = replaced(x.node()->axes, a.name, {a.resize(run.size)});
-      parts.push_back(run.step == 0 ? prim::fit(index(x, {{a, Index(run.first)}}).node(), shape)
-                                    : prim::slice(x.node(), a.name, run.first, run.size, run.step));
-    }
-    if (!parts.empty()) return wrap(prim::concat(parts, padded));
-    auto ids = padded_positions(mode, a, before, padded);
-    return wrap(prim::gather(x.node(), {{a.name, ids}},
-                             with_hidden({x.node()}, replaced(axes, a.name, {padded})),
-                             program::Outside::clamp));
-  }
   // The parts before and after the array, in the order of its axes.
   auto part = [&](std::int64_t size, bool first) {
     const auto along = a.resize(size);
