@@ -134,32 +134,63 @@ NodePtr rolled_back(const Node& o, NodeRef g) {
   return gather(g, {{a.name, back}}, table->axes, Outside::clamp);
 }
 // ---- gradients of scatters ----
-// Returns zeros (or ones) with `updates` combined at the positions of the scatter.
-NodePtr combined(const Node& o, double start, NodeRef updates, Update how, bool clamp) {
-  return scatter(filled(start, updates->dtype, o.axes), updates, picks_of(o, 2), how, clamp);
-}
-// The derivative by one factor is the product of the other factors of its element. It is computed
-// from the product of the nonzero factors and the number of zeros, so that it is exact at 0.
-void mul_gradient(NodeRef o, NodeRef g, bool clamp, auto picked, Nodes& out) {
-  auto &base = o->in[0], &u = o->in[1];
-  auto zero = equal(u, number(0, u->dtype)), is_zero = cast(zero, u->dtype);
-  auto factors = select(zero, number(1, u->dtype), u);
-  auto zeros = combined(*o, 0, is_zero, Update::add, clamp);
-  auto product = combined(*o, 1, factors, Update::mul, clamp);
-  out[0] = mul(g, combined(*o, 1, u, Update::mul, clamp));
-  auto others = div(picked(mul(mul(g, base), product)), factors);
-  out[1] = select(equal(picked(zeros), is_zero), others, number(0, u->dtype));
-}
-// The operands that equal the result share the gradient evenly.
-void extreme_gradient(NodeRef o, NodeRef g, bool clamp, auto picked, Nodes& out) {
-  auto &base = o->in[0], &u = o->in[1];
-  auto zero = number(0, g->dtype);
-  auto own = equal(base, o), hits = equal(u, picked(o));
-  auto count = add(cast(own, g->dtype), combined(*o, 0, cast(hits, g->dtype), Update::add, clamp));
-  auto share = div(g, max(count, number(1, g->dtype)));
-  out[0] = select(own, share, zero);
-  out[1] = select(hits, picked(share), zero);
-}
+// The cotangents of the base and of the updates.
+class ScatterGradient {
+ public:
+  explicit ScatterGradient(NodeRef o)
+      : o_(o), base_(o->in[0]), updates_(o->in[1]), picks_(picks_of(*o, 2)),
+        clamp_(ScatterAttr::of(*o).clamp) {}
+  Nodes of(NodeRef g) const {
+    switch (ScatterAttr::of(*o_).update) {
+      case Update::add:
+        return {g, picked(g)};
+      case Update::set: {
+        auto none = filled(0, g->dtype, updates_->axes);
+        return {scatter(g, none, picks_, Update::set, clamp_), picked(g)};
+      }
+      case Update::mul:
+        return of_product(g);
+      case Update::min:
+      case Update::max:
+        break;
+    }
+    return of_extreme(g);
+  }
+
+ private:
+  // Returns x at the positions of the updates.
+  NodePtr picked(NodeRef x) const {
+    return gather(x, picks_, updates_->axes, clamp_ ? Outside::clamp : Outside::zero);
+  }
+  // Returns zeros (or ones) with `updates` combined at the positions of the scatter.
+  NodePtr combined(double start, NodeRef updates, Update how) const {
+    return scatter(filled(start, updates->dtype, o_->axes), updates, picks_, how, clamp_);
+  }
+  // The derivative by one factor is the product of the other factors of its element. It is computed
+  // from the product of the nonzero factors and the number of zeros, so that it is exact at 0.
+  Nodes of_product(NodeRef g) const {
+    auto& u = updates_;
+    auto zero = equal(u, number(0, u->dtype)), is_zero = cast(zero, u->dtype);
+    auto factors = select(zero, one(u), u);
+    auto zeros = combined(0, is_zero, Update::add);
+    auto product = combined(1, factors, Update::mul);
+    auto of_base = mul(g, combined(1, u, Update::mul));
+    auto others = div(picked(mul(mul(g, base_), product)), factors);
+    return {of_base, select(equal(picked(zeros), is_zero), others, number(0, u->dtype))};
+  }
+  // The operands that equal the result share the gradient evenly.
+  Nodes of_extreme(NodeRef g) const {
+    auto zero = number(0, g->dtype);
+    auto own = equal(base_, o_), hits = equal(updates_, picked(o_));
+    auto count = add(cast(own, g->dtype), combined(0, cast(hits, g->dtype), Update::add));
+    auto share = div(g, max(count, one(g)));
+    return {select(own, share, zero), select(hits, picked(share), zero)};
+  }
+
+  NodePtr o_, base_, updates_;
+  std::vector<AxisIds> picks_;
+  bool clamp_;
+};
 // ---- for the verifier ----
 // After the first `first` operands, there is one operand of ids for each indexed axis.
 std::string ids_fault(const Node& n, std::size_t first) {
@@ -201,48 +232,26 @@ const Op kGather{.name = "take",
                      },
                  .fault = gather_fault,
                  .blockwise = gather_blockwise};
-const Op kScatter{
-    .name = "scatter",
-    .kind = Kind::step,
-    .linear = Linear::no,
-    .grad =
-        [](NodeRef o, NodeRef g) {
-          auto picks = picks_of(*o, 2);
-          auto& updates = o->in[1];
-          auto how = ScatterAttr::of(*o);
-          bool clamp = how.clamp;
-          auto picked = [&](NodeRef x) {
-            return gather(x, picks, updates->axes, clamp ? Outside::clamp : Outside::zero);
-          };
-          Nodes out(o->in.size());
-          switch (how.update) {
-            case Update::add:
-              out[0] = g;
-              out[1] = picked(g);
-              break;
-            case Update::set:
-              out[0] = scatter(g, filled(0, g->dtype, updates->axes), picks, Update::set, clamp);
-              out[1] = picked(g);
-              break;
-            case Update::mul:
-              mul_gradient(o, g, clamp, picked, out);
-              break;
-            default:
-              extreme_gradient(o, g, clamp, picked, out);
-          }
-          return out;
-        },
-    .lower = scatter_lower,
-    .along = scatter_along,
-    .on_block = scatter_on_block,
-    .linear_in =
-        [](const Node& n, std::size_t k) {
-          return k == 1 && is_scatter_add(n) ? Linear::one : Linear::no;
-        },
-    .zero_in = scatter_zero_in,
-    .accumulates = scatter_monoid,
-    .fault = scatter_fault,
-    .blockwise = scatter_blockwise};
+const Op kScatter{.name = "scatter",
+                  .kind = Kind::step,
+                  .linear = Linear::no,
+                  .grad =
+                      [](NodeRef o, NodeRef g) {
+                        auto out = ScatterGradient(o).of(g);
+                        out.resize(o->in.size());  // ids have no cotangent
+                        return out;
+                      },
+                  .lower = scatter_lower,
+                  .along = scatter_along,
+                  .on_block = scatter_on_block,
+                  .linear_in =
+                      [](const Node& n, std::size_t k) {
+                        return k == 1 && is_scatter_add(n) ? Linear::one : Linear::no;
+                      },
+                  .zero_in = scatter_zero_in,
+                  .accumulates = scatter_monoid,
+                  .fault = scatter_fault,
+                  .blockwise = scatter_blockwise};
 std::vector<AxisIds> picks_of(const Node& n, std::size_t first) {
   std::vector<AxisIds> picks;
   for (auto axis : indexed_axes(n)) picks.push_back({axis, n.in[first + picks.size()]});
