@@ -77,23 +77,25 @@ Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Nam
   }
   return out;
 }
+// The merged axes have one stride if the stride of each of them is the extent of the next one:
+// strides (3, 1) of axes with 2 and 3 positions do. Returns no place for other strides, which need
+// a copy.
 Place flatten_view(const Node& n, const Place& in, Emit&) {
   auto& from = n.in[0]->axes;
   auto [old, flat] = RegroupAttr::of(n);
   Place p = in;
   p.strides.clear();
-  std::int64_t stride = 1;
-  bool first = true;
-  std::int64_t expect = 0;
+  std::int64_t stride = 1, extent = 0;  // merged axes that are larger than 1
+  bool merges_any = false;
   for (std::size_t k = old.size(); k-- > 0;) {
     auto d = position(from, old[k]);
     if (from[d].size == 1) continue;
-    if (first)
+    if (!merges_any)
       stride = in.strides[d];
-    else if (in.strides[d] != expect)
+    else if (in.strides[d] != extent)
       return {};
-    expect = in.strides[d] * from[d].size;
-    first = false;
+    extent = in.strides[d] * from[d].size;
+    merges_any = true;
   }
   for (auto& a : n.axes)
     p.strides.push_back(a.name == flat ? stride : in.strides[position(from, a.name)]);
