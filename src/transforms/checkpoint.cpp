@@ -15,14 +15,14 @@ namespace haliax {
 namespace {
 
 // Returns an input that represents x while a function is traced.
-NodePtr placeholder(const NodePtr& x) { return prim::input(x->axes, x->dtype, x->origin.module); }
+NodePtr placeholder(NodeRef x) { return prim::input(x->axes, x->dtype, x->origin.module); }
 
 void begin_trace(const char* by, SourceLocation at = {}) {  // ends with the enclosing Tracing
   auto& c = context();
   c.trace = std::make_shared<const Trace>(Trace{by, at, c.trace});
 }
 
-bool has_node(const Nodes& nodes, const NodePtr& n) {
+bool has_node(const Nodes& nodes, NodeRef n) {
   return std::find(nodes.begin(), nodes.end(), n) != nodes.end();
 }
 
@@ -33,7 +33,7 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   for (auto& n : inputs) goals.insert(n.get());
   auto depends = dependents(roots, goals);
   Nodes out;
-  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse(roots, [&](NodeRef n, PendingNodes& todo) {
     if (goals.count(n.get())) return;
     if (depends.count(n.get()))
       append(todo, n->in);
@@ -49,8 +49,8 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
 Nodes named_values(const Nodes& roots, const Nodes& inputs, const Names& names) {
   Nodes out;
   if (names.empty()) return out;
-  auto is_input = [&](const NodePtr& n) { return has_node(inputs, n); };
-  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
+  auto is_input = [&](NodeRef n) { return has_node(inputs, n); };
+  traverse(roots, [&](NodeRef n, PendingNodes& todo) {
     auto name = prim::checkpoint_name_of(*n);
     if (name && has(names, *name)) {
       auto& value = n->in[0];
@@ -77,7 +77,7 @@ Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operan
                   const Leaves& traced) {
   auto node = make_custom_vjp(operands, c);
   std::size_t k = 0;
-  return mapped(traced, [&](const NodePtr&) { return custom_vjp_result(node, k++); });
+  return mapped(traced, [&](NodeRef) { return custom_vjp_result(node, k++); });
 }
 
 struct Checkpointed : CustomVjp {
@@ -129,7 +129,7 @@ struct Checkpointed : CustomVjp {
 // Returns the ids of the carries of enclosing loops that the nodes depend on.
 std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
   std::unordered_set<std::uint64_t> out;
-  traverse(nodes, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse(nodes, [&](NodeRef n, PendingNodes& todo) {
     if (n->op == &prim::kCarry)
       out.insert(n->id);
     else if (!n->free.empty())
@@ -246,8 +246,8 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
 }
 Leaves transposed(LeafFunction linear, const Leaves& in, const Leaves& out, const Leaves& g) {
   Tracing tracing;
-  const auto zeros = mapped(
-      in, [](const NodePtr& n) { return is_float(n->dtype) ? prim::zeros_like(n) : nullptr; });
+  const auto zeros =
+      mapped(in, [](NodeRef n) { return is_float(n->dtype) ? prim::zeros_like(n) : nullptr; });
   const auto x = tracers(zeros, std::vector<bool>(in.size()), std::vector<std::string>(in.size()));
   const auto y = called(linear, x);
   if (y.size() != out.size())
@@ -263,7 +263,7 @@ Leaves transposed(LeafFunction linear, const Leaves& in, const Leaves& out, cons
   }
   const auto gradients = vjp(ys, gs, nodes_of(x));
   auto next = gradients.begin();
-  return mapped(x, [&](const NodePtr&) { return *next++; });
+  return mapped(x, [&](NodeRef) { return *next++; });
 }
 Leaves eval_shape(LeafFunction f, const Leaves& in) {
   Tracing tracing;
@@ -274,7 +274,7 @@ Leaves eval_shape(LeafFunction f, const Leaves& in) {
   context().effect = before;
   context().trace->last = newest_id();
   begin_trace("shape");  // the results have only axes and a dtype as well
-  return mapped(shapes, [](const NodePtr& n) { return prim::input(n->axes, n->dtype); });
+  return mapped(shapes, [](NodeRef n) { return prim::input(n->axes, n->dtype); });
 }
 
 }  // namespace detail

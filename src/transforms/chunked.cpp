@@ -17,9 +17,9 @@ namespace haliax {
 namespace {
 
 // Returns true if x may depend on a differentiable value. False for ids, masks and random draws.
-bool has_gradient(const NodePtr& x) {
+bool has_gradient(NodeRef x) {
   bool found = false;
-  traverse({x}, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse({x}, [&](NodeRef n, PendingNodes& todo) {
     if (found || !is_float(n->dtype) || prim::is_number(n) || n->op == &prim::kIota) return;
     found = n->op->kind != Kind::map && n->op->kind != Kind::view;
     append(todo, n->in);
@@ -28,10 +28,10 @@ bool has_gradient(const NodePtr& x) {
 }
 constexpr int kTraced = -1;  // `after` of a call that is being traced
 // Returns the name of the tiled axis in the result; empty if the result does not have it.
-Name tiled_name(const NodePtr& result, const Attr& key) {
+Name tiled_name(NodeRef result, const Attr& key) {
   return tiled_axis_names(all_nodes({result}), key)[result.get()];
 }
-bool has_entered(const NodePtr& n, const Attr& key) {
+bool has_entered(NodeRef n, const Attr& key) {
   auto below = level_of({n}, nullptr);
   return std::any_of(below.begin(), below.end(),
                      [&](auto& x) { return x->op == &prim::kEnter && x->attr == key; });
@@ -39,7 +39,7 @@ bool has_entered(const NodePtr& n, const Attr& key) {
 // Adds the boundary where a value leaves. The axis is renamed around it, so that all boundaries of
 // the call have the same name of the axis. A value that is computed from captured arrays alone has
 // no boundary.
-NodePtr left(const NodePtr& n, const Attr& key) {
+NodePtr left(NodeRef n, const Attr& key) {
   if (!has_entered(n, key)) return n;
   auto axis = tiled_axis(key).name, mine = tiled_name(n, key);
   if (!mine || mine == axis) return prim::leave(n, key);
@@ -47,7 +47,7 @@ NodePtr left(const NodePtr& n, const Attr& key) {
                       {mine, axis});
 }
 // Like enter, but outside of the boundaries of calls inside of this one.
-NodePtr entered_first(const NodePtr& x, const Attr& key) {
+NodePtr entered_first(NodeRef x, const Attr& key) {
   return x->op == &prim::kEnter ? prim::enter(entered_first(x->in[0], key), x->attr)
                                 : prim::enter(x, key);
 }
@@ -77,7 +77,7 @@ Nodes capturing(const Nodes& outs, const Attr& key) {
 
 std::unordered_map<const Node*, Name> tiled_axis_names(const Nodes& all, const Attr& key) {
   std::unordered_map<const Node*, Name> names;
-  auto learn = [&](const Node& n, const NodePtr& x, std::size_t k) {
+  auto learn = [&](const Node& n, NodeRef x, std::size_t k) {
     auto known = names.find(x.get());
     if (known == names.end()) return;
     auto rule =
@@ -107,7 +107,7 @@ int preceding_calls(const Nodes& x, ChunkKey call) {
   return count;
 }
 Nodes with_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
-                      const std::function<bool(const NodePtr&)>& inside, const Attr& key) {
+                      const std::function<bool(NodeRef)>& inside, const Attr& key) {
   Rewrite in, out;  // replacements of inside nodes for readers inside and outside
   Rewrite old;      // existing boundaries, without the new ones
   for (auto& n : level) {
@@ -244,8 +244,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
       keys.push_back(call.attr());
     }
     Leaves inside = arguments;
-    for (auto& k : keys)
-      inside = mapped(inside, [&](const NodePtr& x) { return prim::enter(x, k); });
+    for (auto& k : keys) inside = mapped(inside, [&](NodeRef x) { return prim::enter(x, k); });
     return inside;
   };
   call.after = kTraced;
@@ -261,7 +260,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   for (auto& n : topological(outs)) {
     auto varies = [&](auto& o) { return o->varies_with(n.get()); };
     if (n->op != &prim::kIndex || std::none_of(outs.begin(), outs.end(), varies)) continue;
-    arguments = mapped(arguments, [&](const NodePtr& x) {
+    arguments = mapped(arguments, [&](NodeRef x) {
       bool is_tiled = std::any_of(call.tiled_axes.begin(), call.tiled_axes.end(),
                                   [&](Name a) { return has(x->axes, a); });
       return is_tiled && !varies(x) ? prim::barrier(x, n) : x;
@@ -279,7 +278,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   if (options.form == ChunkForm::recompute)  // the gradient is a separate pass over the chunks
     for (auto& n : outs) n = prim::gradient_barrier(n);
   auto next = outs.begin();
-  results = mapped(results, [&](const NodePtr&) { return *next++; });
+  results = mapped(results, [&](NodeRef) { return *next++; });
   return {results, outs, call, keys};
 }
 

@@ -39,7 +39,7 @@ int preceding_calls(const Nodes& x, ChunkKey call);
 // Returns the roots with boundaries around the nodes of one level for which `inside` is true. New
 // boundaries are placed after existing ones.
 Nodes with_boundaries(const Nodes& roots, const Nodes& level, const Node* index,
-                      const std::function<bool(const NodePtr&)>& inside, const Attr& key);
+                      const std::function<bool(NodeRef)>& inside, const Attr& key);
 // Returns the number of devices in the mesh in scope among which the mapping shards the axis.
 int blocks_of(Name axis, const Mapping*);
 

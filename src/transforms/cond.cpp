@@ -22,9 +22,9 @@ struct TracedSide {
 // Makes the nodes that a side reads from outside depend on the iteration. Nodes that only the side
 // needs are then computed inside of it, or not at all. newest: the id of the last node that is
 // older than the sides.
-Nodes inside_iteration(const Nodes& roots, const NodePtr& index, std::uint64_t newest) {
+Nodes inside_iteration(const Nodes& roots, NodeRef index, std::uint64_t newest) {
   Rewrite to;
-  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse(roots, [&](NodeRef n, PendingNodes& todo) {
     if (n->id > newest) return add_reads(n, todo);
     if (n->op->kind == Kind::leaf && n->op->cheap) return;
     to[n.get()] = prim::barrier(n, index);
@@ -54,7 +54,7 @@ void check_sides(const Sides& sides, const std::vector<TracedSide>& traced) {
 
 // Returns the flag of side k. For an integer, values out of range select the first or the last
 // side.
-NodePtr is_side(const NodePtr& which, std::size_t k, std::size_t count) {
+NodePtr is_side(NodeRef which, std::size_t k, std::size_t count) {
   auto flag = [](const Op& op, Nodes in) { return prim::map(op, std::move(in), DType::boolean); };
   if (which->dtype == DType::boolean) return k == 0 ? which : flag(prim::kNot, {which});
   auto number = prim::integer(std::int64_t(k), which->dtype);
@@ -65,7 +65,7 @@ NodePtr is_side(const NodePtr& which, std::size_t k, std::size_t count) {
 }
 
 // Runs all sides and selects their results elementwise.
-Leaves select_elementwise(const NodePtr& which, const Sides& sides) {
+Leaves select_elementwise(NodeRef which, const Sides& sides) {
   std::vector<TracedSide> traced;
   for (std::size_t s = 0; s < sides.count; ++s) traced.push_back({sides.each[s]({}), nullptr});
   check_sides(sides, traced);
@@ -81,7 +81,7 @@ Leaves select_elementwise(const NodePtr& which, const Sides& sides) {
 // true. Exactly one flag is true. For example, cond(p, f, g) becomes
 //
 //   r0 = 0;  r1 = p ? f() : r0;  r2 = !p ? g() : r1
-Leaves conditional_per_side(const NodePtr& which, const Sides& sides) {
+Leaves conditional_per_side(NodeRef which, const Sides& sides) {
   auto& c = context();
   const auto index = prim::conditional_index(c.loop_depth);
   const auto newest = prim::input({}, DType::f32)->id;  // nodes of the sides are newer
@@ -98,7 +98,7 @@ Leaves conditional_per_side(const NodePtr& which, const Sides& sides) {
   Axes hidden;  // axes that vmap hides in a side: the results of all sides have them
   for (auto& t : traced)
     for (auto& n : nodes_of(t.values)) hidden = joined(hidden, common(n->axes, c.hidden));
-  auto out = mapped(traced[0].values, [&](const NodePtr& n) {
+  auto out = mapped(traced[0].values, [&](NodeRef n) {
     return prim::filled(0, n->dtype, with_hidden(n->axes, hidden));
   });
   for (std::size_t s = 0; s < traced.size(); ++s) {
@@ -120,7 +120,7 @@ Leaves conditional_per_side(const NodePtr& which, const Sides& sides) {
     auto loop = make_loop(std::move(l));
     LoopEffects::after(loop);
     k = 1;  // result 0 is the condition
-    out = mapped(out, [&](const NodePtr&) { return loop_result(loop, k++); });
+    out = mapped(out, [&](NodeRef) { return loop_result(loop, k++); });
   }
   return out;
 }

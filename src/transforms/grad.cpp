@@ -28,12 +28,12 @@ bool same_axes(const NamedArray& a, const NamedArray& b) { return same_set(a.axe
 
 namespace {
 
-bool is_tracer(const NodePtr& n) { return n->op == &prim::kTracer; }
-NodePtr or_zeros(const NodePtr& g, const NodePtr& like) { return g ? g : prim::zeros_like(like); }
+bool is_tracer(NodeRef n) { return n->op == &prim::kTracer; }
+NodePtr or_zeros(NodeRef g, NodeRef like) { return g ? g : prim::zeros_like(like); }
 
 // Returns the path of a leaf that a gradient is taken with respect to: the path of the jit argument
 // that it is, or was before a cast or an update; otherwise the path in its own tree.
-Name path_of(const NodePtr& leaf, const std::string& path) {
+Name path_of(NodeRef leaf, const std::string& path) {
   for (auto n = leaf; n;) {
     if ((n->op == &prim::kTracer || n->op == &prim::kInput) && n->origin.module)
       return n->origin.module;
@@ -100,8 +100,7 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
     y = with_score_boundaries(y, scores_budget(context().scores_budget), context().loop_depth, x);
   auto d = vjp(y, g, x);
   auto next = d.begin();
-  return mapped(wrt,
-                [&](const NodePtr& n) { return is_tracer(n) ? or_zeros(*next++, n) : nullptr; });
+  return mapped(wrt, [&](NodeRef n) { return is_tracer(n) ? or_zeros(*next++, n) : nullptr; });
 }
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
   CallSite here(at);
@@ -153,7 +152,7 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   for (auto& u : us) zeroed[u.get()] = prim::zeros_like(u);
   d = substitute(d, zeroed);
   auto next = d.begin();
-  return {ys, mapped(ys, [&](const NodePtr& n) {
+  return {ys, mapped(ys, [&](NodeRef n) {
             return is_float(n->dtype) ? or_zeros(*next++, n) : nullptr;
           })};
 }

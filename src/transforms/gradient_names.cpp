@@ -18,7 +18,7 @@ namespace {
 
 // Returns the operands to follow; nothing if the value depends on data or on a loop.
 std::optional<std::span<const NodePtr>> operands(const Node& n) {
-  const auto only = [](const NodePtr& operand) { return std::span(&operand, 1); };
+  const auto only = [](NodeRef operand) { return std::span(&operand, 1); };
   if (n.op == &prim::kNumber || n.op == &prim::kIota || n.op == &prim::kIndex ||
       n.op == &prim::kStop)
     return std::span<const NodePtr>();
@@ -32,10 +32,10 @@ std::optional<std::span<const NodePtr>> operands(const Node& n) {
 
 }  // namespace
 
-const std::optional<Names>& Gradients::computed_from(const NodePtr& root) {
+const std::optional<Names>& Gradients::computed_from(NodeRef root) {
   Nodes order;
   auto is_new = [&](const Node& n) { return !computed_from_.count(n.id); };
-  traverse({root}, is_new, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse({root}, is_new, [&](NodeRef n, PendingNodes& todo) {
     order.push_back(n);
     for (auto& x : operands(*n).value_or(std::span<const NodePtr>()))
       if (x) todo.push_back(&x);
@@ -58,7 +58,7 @@ const std::optional<Names>& Gradients::computed_from(const NodePtr& root) {
   return computed_from_.at(root->id);
 }
 
-void Gradients::note(const NodePtr& of, const NodePtr& cotangent) {
+void Gradients::note(NodeRef of, NodeRef cotangent) {
   auto& parameters = computed_from(of);
   if (!parameters || parameters->empty()) return;
   // Records the name for the nodes that the cotangent is a view or a cast of, as well.

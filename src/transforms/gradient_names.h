@@ -18,13 +18,13 @@ class Gradients {
  public:
   void add_parameter(Name parameter) { add_names(parameters_, {parameter}); }
   bool is_parameter(Name n) const { return n && has(parameters_, n); }
-  void note(const NodePtr& of, const NodePtr& cotangent);  // a term of the gradient, or all of it
-  const Names& parameters(const Node& cotangent) const;    // empty: not a gradient
+  void note(NodeRef of, NodeRef cotangent);              // a term of the gradient, or all of it
+  const Names& parameters(const Node& cotangent) const;  // empty: not a gradient
 
  private:
   // Returns the parameters that the value is computed from, if it reads only parameters and
   // numbers; null otherwise.
-  const std::optional<Names>& computed_from(const NodePtr&);
+  const std::optional<Names>& computed_from(NodeRef);
   std::unordered_map<std::uint64_t, std::optional<Names>> computed_from_;  // by id
   std::unordered_map<std::uint64_t, Names> of_;  // by id of the traced node
   Names parameters_;                             // parameters; some may have no gradient

@@ -31,7 +31,7 @@ struct TracedScan {
   std::uint64_t begin = 0, end = 0;  // ids: the nodes of its function are between them
 };
 // Returns the scan of a value of its body; none: not recent.
-std::optional<TracedScan> scan_of(const NodePtr&);
+std::optional<TracedScan> scan_of(NodeRef);
 Nodes nodes_of(const Leaves&);                      // nodes of the non-empty leaves
 Axes axes_of(const Leaves&);                        // visible axes of all leaves, each once
 Axes with_hidden(const Axes&, const Axes& hidden);  // adds the missing hidden axes, first

@@ -26,11 +26,11 @@ template <class F> static void each_read(const Node& n, const F& f) {
 }
 Nodes reads_of(const Node& n) {
   Nodes out;
-  each_read(n, [&](const NodePtr& x) { out.push_back(x); });
+  each_read(n, [&](NodeRef x) { out.push_back(x); });
   return out;
 }
-void add_reads(const NodePtr& n, PendingNodes& todo) {
-  each_read(*n, [&](const NodePtr& x) { todo.push_back(&x); });
+void add_reads(NodeRef n, PendingNodes& todo) {
+  each_read(*n, [&](NodeRef x) { todo.push_back(&x); });
 }
 
 bool is_region_boundary(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
@@ -48,7 +48,7 @@ std::unordered_set<const Node*> inside_regions(const Nodes& all) {
 // for which it is true. Loop bodies are included; inputs come first.
 template <class Filter> static Nodes requested_below(const Nodes& roots, const Filter& filter) {
   std::vector<std::pair<std::uint64_t, const NodePtr*>> found;  // with their age
-  traverse(roots, filter, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse(roots, filter, [&](NodeRef n, PendingNodes& todo) {
     found.push_back({n->id, &n});
     add_reads(n, todo);
   });
@@ -60,7 +60,7 @@ template <class Filter> static Nodes requested_below(const Nodes& roots, const F
 }
 std::int64_t node_count(const Nodes& roots) {
   std::int64_t count = 0;
-  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse(roots, [&](NodeRef n, PendingNodes& todo) {
     ++count;
     add_reads(n, todo);
   });
@@ -116,7 +116,7 @@ std::unordered_set<const Loop*> loops_of_level(const Nodes& roots, const Node* i
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
                  std::unordered_set<const Node*>* same) {
   if (to.empty()) return roots;
-  auto now = [&](const NodePtr& n) {
+  auto now = [&](NodeRef n) {
     if (!n) return n;
     auto i = to.find(n.get());
     return i == to.end() ? n : i->second;
@@ -131,7 +131,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
   for (auto& n : order) {
     if (n->value && n->in.empty()) continue;
     bool changed = false;
-    each_read(*n, [&](const NodePtr& x) {
+    each_read(*n, [&](NodeRef x) {
       auto i = to.find(x.get());
       changed |= i != to.end() && i->second != x;
     });
@@ -162,7 +162,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside,
   for (auto& r : roots) out.push_back(now(r));
   return out;
 }
-NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
+NodePtr replace_loop(NodeRef old, Loop by, Rewrite& to) {
   OriginScope follow(old->origin);
   auto created = make_loop(std::move(by));
   for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) {
@@ -171,11 +171,11 @@ NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
   }
   return created;
 }
-NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
+NodePtr substitute(NodeRef root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
 
 Nodes with_values_as_data(const Nodes& roots) {
   Rewrite to;
-  traverse(roots, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse(roots, [&](NodeRef n, PendingNodes& todo) {
     if (n->value && n->op->kind != Kind::leaf)
       to[n.get()] = make_data(n->value.get(), n->axes, n->dtype);
     else
@@ -199,7 +199,7 @@ Nodes copied(const Nodes& roots) {
       for (auto* x : loop_of(n).held()) visit(x);
   }
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->id < b->id; });
-  auto now = [&](const NodePtr& n) { return n ? to.find(n.get())->second : n; };
+  auto now = [&](NodeRef n) { return n ? to.find(n.get())->second : n; };
   auto copy = [&](const Node& n) {
     if (n.op->kind == Kind::leaf && n.op != &prim::kCarry && !n.op->cheap)
       return n.shared_from_this();
@@ -231,7 +231,7 @@ Nodes copied(const Nodes& roots) {
   return out;
 }
 
-NodePtr widened(const NodePtr& n) {
+NodePtr widened(NodeRef n) {
   if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
   auto d = DType::f32;
   if (n->op->kind == Kind::contract) return make(*n->op, n->in, n->axes, d, n->attr);
@@ -259,7 +259,7 @@ std::unordered_set<const Node*> dependents(const Nodes& roots,
   }
   return out;
 }
-bool depends_on(const NodePtr& n, const NodePtr& goal) {
+bool depends_on(NodeRef n, NodeRef goal) {
   return dependents({n}, {goal.get()}).count(n.get()) > 0;
 }
 

@@ -24,7 +24,7 @@ struct Rewrite : std::unordered_map<const Node*, NodePtr> {
 //   of these nodes between the calls.
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr,
                  std::unordered_set<const Node*>* same = nullptr);
-NodePtr substitute(const NodePtr& root, Rewrite& to);
+NodePtr substitute(NodeRef root, Rewrite& to);
 // Returns a copy of the graph in the domain in scope (NodeDomainScope), loop bodies included. The
 // copy is compiled while other threads read values, which drops the inputs of nodes. Nodes with a
 // value become data; data and inputs are shared with the original. Requires a GraphReader.
@@ -37,7 +37,7 @@ Nodes with_values_as_data(const Nodes& roots);
 // goals. A loop depends on the nodes in its bodies.
 std::unordered_set<const Node*> dependents(const Nodes& roots,
                                            const std::unordered_set<const Node*>& goals);
-bool depends_on(const NodePtr&, const NodePtr& goal);
+bool depends_on(NodeRef, NodeRef goal);
 
 // Return true if one of the nodes is an operand of the node, or an index that the node varies with.
 bool reads(const Node&, const std::unordered_set<const Node*>& some);
@@ -45,7 +45,7 @@ bool varies_with(const Node&, const std::unordered_set<const Node*>& some);
 // Returns the operands of a node. For a loop, also the values and the carries of its bodies.
 Nodes reads_of(const Node&);
 // Appends references to them.
-void add_reads(const NodePtr&, PendingNodes&);
+void add_reads(NodeRef, PendingNodes&);
 // Returns all nodes that the roots depend on, loop bodies included, with inputs first.
 Nodes all_nodes(const Nodes& roots);
 std::int64_t node_count(const Nodes& roots);  // the number of these nodes
@@ -74,7 +74,7 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
 Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt);
 
 // Replaces a loop result by result; `by` may have additional results.
-NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);
+NodePtr replace_loop(NodeRef old, Loop by, Rewrite&);
 // Returns the roots with the bodies of the `requested` loops of one level rewritten.
 template <class Requested, class Rewritten>
 Nodes in_bodies(const Nodes& roots, const Node* index, const Requested& requested,
@@ -109,6 +109,6 @@ Nodes in_bodies(const Nodes& roots, const Node* index, const Requested& requeste
 
 // Returns a sum of 16-bit floats in f32. Used for sums that are carried from tile to tile or
 // communicated between devices, which are rounded once, at the end.
-NodePtr widened(const NodePtr&);
+NodePtr widened(NodeRef);
 
 }  // namespace haliax

@@ -81,7 +81,7 @@ class TracedIteration {
   void check(const Nodes& created, const Node* index) const {
     traverse(
         created, [&](const Node& n) { return n.varies_with(index); },
-        [&](const NodePtr& n, PendingNodes& todo) {
+        [&](NodeRef n, PendingNodes& todo) {
           if (n.get() != index && created_at(*n) < begin_) refuse(n);
           add_reads(n, todo);
         });
@@ -91,7 +91,7 @@ class TracedIteration {
   }
 
  private:
-  [[noreturn]] static void refuse(const NodePtr& n) {
+  [[noreturn]] static void refuse(NodeRef n) {
     auto from = scan_of(n);
     auto created = to_string(n->origin.at),
          scan = to_string(from ? from->at : n->free.front()->origin.at);
@@ -105,13 +105,13 @@ class TracedIteration {
 
 }  // namespace
 
-std::optional<TracedScan> scan_of(const NodePtr& n) {
+std::optional<TracedScan> scan_of(NodeRef n) {
   std::optional<TracedScan> out;
   for (auto& s : traced_scans()) {
     if (!n->varies_with(s.index)) continue;
     std::uint64_t first = 0;  // oldest value that was created in an iteration
     auto varies = [&](const Node& x) { return !x.value && x.varies_with(s.index); };
-    traverse({n}, varies, [&](const NodePtr& x, PendingNodes& todo) {
+    traverse({n}, varies, [&](NodeRef x, PendingNodes& todo) {
       auto created = TracedIteration::created_at(*x);
       if (x.get() != s.index && (first == 0 || created < first)) first = created;
       append(todo, x->in);
@@ -197,14 +197,14 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
   auto block_body = [&](const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
     std::tie(next, out) = scan_leaves(block, inside, carry, paths, x, f);
   };
-  auto split = mapped(xs, [&](const NodePtr& x) {
+  auto split = mapped(xs, [&](NodeRef x) {
     return find(*x, axis.name) ? prim::unflatten(x, axis.name, {blocks, block}) : x;
   });
   auto call = [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
     (*static_cast<decltype(block_body)*>(self))(carry, x, next, out);
   };
   auto [last, ys] = scan_leaves(blocks, around, init, paths, split, {&block_body, call});
-  return {last, mapped(ys, [&](const NodePtr& y) {
+  return {last, mapped(ys, [&](NodeRef y) {
             return prim::flatten(y, {blocks.name, axis.name}, axis);
           })};
 }
@@ -214,11 +214,11 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
 // its gradient is one contraction, too. For example, `x_t . w` of a recurrent cell becomes a slice
 // of `x . w`. Large contractions stay in the loop, because the results of all iterations are
 // materialized.
-Nodes with_hoisted_contractions(const Nodes& created, const NodePtr& index, const Axis& axis) {
+Nodes with_hoisted_contractions(const Nodes& created, NodeRef index, const Axis& axis) {
   constexpr std::int64_t most_in_iteration = 128 << 10, most = 64 << 20;  // bytes
   auto in_body = [&](const Node& n) { return n.varies_with(index.get()); };
   Rewrite to;
-  traverse(created, in_body, [&](const NodePtr& n, PendingNodes& todo) {
+  traverse(created, in_body, [&](NodeRef n, PendingNodes& todo) {
     add_reads(n, todo);
     if (n->op->kind != Kind::contract || n->bytes() > most_in_iteration ||
         n->bytes() * axis.size > most)
@@ -248,10 +248,10 @@ struct Scan {
 
   // Returns xs with f applied to each array that has the axis.
   template <class F> Leaves sliced(const F& f) const {
-    return mapped(xs, [&](const NodePtr& x) { return has(x->axes, axis.name) ? f(x) : x; });
+    return mapped(xs, [&](NodeRef x) { return has(x->axes, axis.name) ? f(x) : x; });
   }
   Leaves part(std::int64_t from, std::int64_t n) const {
-    return sliced([&](const NodePtr& x) { return prim::slice(x, axis.name, from, n); });
+    return sliced([&](NodeRef x) { return prim::slice(x, axis.name, from, n); });
   }
   // A loop over blocks, whose body is unrolled, followed by the remaining positions.
   std::pair<Leaves, Leaves> in_blocks(const Leaves& init) const {
@@ -284,8 +284,7 @@ struct Scan {
     for (std::int64_t i = 0; i < axis.size; ++i) {
       auto at = options.reverse ? axis.size - 1 - i : i;
       Leaves next, y;
-      called(f, carry,
-             sliced([&](const NodePtr& x) { return prim::at_position(x, axis.name, at); }), next,
+      called(f, carry, sliced([&](NodeRef x) { return prim::at_position(x, axis.name, at); }), next,
              y);
       check_carry(init, next, paths);
       check_given(y, axis);
@@ -307,11 +306,11 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
   auto index = prim::index(axis, 0, 1, c.loop_depth);
   Leaves start = init;
   const TracedIteration trace(index.get());
-  const auto slices = sliced([&](const NodePtr& x) { return prim::slice_at(x, index, true); });
+  const auto slices = sliced([&](NodeRef x) { return prim::slice_at(x, index, true); });
   for (int attempt = 0;; ++attempt) {
     Leaves next, y;
     const auto carry =
-        mapped(start, [&](const NodePtr& a) { return prim::carry(index, a->axes, a->dtype); });
+        mapped(start, [&](NodeRef a) { return prim::carry(index, a->axes, a->dtype); });
     LoopEffects effects(index);
     ++c.loop_depth;  // if f throws, the enclosing Tracing restores the depth
     called(f, carry, slices, next, y);
@@ -343,7 +342,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
       const auto body = with_hoisted_contractions(created, index, axis);
       std::size_t at = 0;
       for (auto* values : {&next, &y})
-        *values = mapped(*values, [&](const NodePtr&) { return body[at++]; });
+        *values = mapped(*values, [&](NodeRef) { return body[at++]; });
     }
     Loop l;
     l.axis = axis;
@@ -365,8 +364,8 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     auto loop = make_loop(std::move(l));
     LoopEffects::after(loop);
     std::size_t k = 0;
-    auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
-    return {last, mapped(y, [&](const NodePtr&) {
+    auto last = mapped(start, [&](NodeRef) { return loop_result(loop, k++); });
+    return {last, mapped(y, [&](NodeRef) {
               auto r = loop_result(loop, k++);
               // hidden axes first, then the loop axis
               return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));
@@ -486,7 +485,7 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
   if (xs.empty() || xs[0].empty()) fail("associative_scan", "there is nothing to scan");
   auto axis = xs[0].resolve_axis(selector, at);
   auto part = [&](const Leaves& v, std::int64_t from, std::int64_t size, std::int64_t step = 1) {
-    return mapped(v, [&](const NodePtr& x) { return prim::slice(x, axis.name, from, size, step); });
+    return mapped(v, [&](NodeRef x) { return prim::slice(x, axis.name, from, size, step); });
   };
   auto flipped = [&](const Leaves& v) { return part(v, axis.size - 1, axis.size, -1); };
   for (auto& x : xs) x.resolve_axis(axis, at);

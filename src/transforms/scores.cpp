@@ -71,7 +71,7 @@ std::optional<Sides> sides_of(const Node& n) {
   if (n.op->kind != Kind::reduce || !is_float(n.dtype)) return {};
   auto& axes = n.in[0]->axes;       // axes of the function
   std::vector<const Node*> arrays;  // its array arguments
-  traverse(n.in, [&](const NodePtr& x, PendingNodes& todo) {
+  traverse(n.in, [&](NodeRef x, PendingNodes& todo) {
     bool full = x->axes.size() == axes.size();
     if (full && x->op->kind == Kind::map)
       append(todo, x->in);
@@ -359,7 +359,7 @@ struct ScoreBoundaries {
         for (auto& a : queries) {
           auto inside = level.region(*s, sides, a.name, keys, why);
           if (inside.empty()) continue;
-          auto contains = [&](const NodePtr& n) { return inside.count(n.get()) > 0; };
+          auto contains = [&](NodeRef n) { return inside.count(n.get()) > 0; };
           return haliax::with_boundaries(roots, level.all(), index, contains,
                                          key_of(*s, a, depth).attr());
         }

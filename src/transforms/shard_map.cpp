@@ -49,15 +49,14 @@ NamedArray folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axe
   return NamedArray(m == Monoid::sum && copies > 1 ? prim::scale(n, copies) : n);
 }
 // (..., hidden, local, ...) -> (..., global, ...), in the place of the local axis.
-NodePtr joined(const NodePtr& x, const Axes& outer, Name local) {
+NodePtr joined(NodeRef x, const Axes& outer, Name local) {
   const Axis mine = *find(*x, local);
   const auto parts = concat_axes(outer, {mine});
   const auto side_by_side = replace_axis(without_axes(x->axes, outer), local, parts);
   return prim::flatten(prim::fit(x, side_by_side), names_of(parts), mine.resize(axis_size(parts)));
 }
 // The inverse of `joined`. Raises if the size is not divisible.
-NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis,
-              const std::string& what) {
+NodePtr split(const char* op, NodeRef x, const Axes& outer, Name axis, const std::string& what) {
   auto full = *find_axis(x->axes, axis);
   auto pieces = axis_size(outer);
   if (full.size % pieces)

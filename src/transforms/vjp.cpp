@@ -12,7 +12,7 @@ namespace haliax {
 namespace {
 
 struct Newest {
-  bool operator()(const NodePtr& a, const NodePtr& b) const { return a->id > b->id; }
+  bool operator()(NodeRef a, NodeRef b) const { return a->id > b->id; }
 };
 using Cotangents = std::vector<std::pair<NodePtr, NodePtr>>;  // pairs of a node and its cotangent
 
@@ -28,7 +28,7 @@ struct Residuals {
 
   Residuals(const Loop& loop, std::size_t body) : l(loop), index(l.index[body].get()) {
     auto varies = [&](const Node& n) { return n.varies_with(index); };
-    traverse(values_of(l, body), varies, [&](const NodePtr& n, PendingNodes& todo) {
+    traverse(values_of(l, body), varies, [&](NodeRef n, PendingNodes& todo) {
       forward.insert(n.get());
       if (auto name = prim::checkpoint_name_of(*n); name && has(l.saved_names, *name))
         saved_by_name.insert(n->in[0].get());
@@ -62,7 +62,7 @@ struct Residuals {
   Nodes saved(const Nodes& roots) const {
     Nodes out;
     auto varies = [&](const Node& n) { return n.varies_with(index); };
-    traverse(roots, varies, [&](const NodePtr& n, PendingNodes& todo) {
+    traverse(roots, varies, [&](NodeRef n, PendingNodes& todo) {
       if (forward.count(n.get()) && worth_keeping(*n))
         out.push_back(n);
       else
@@ -120,7 +120,7 @@ class Backward {
   }
 
  private:
-  void give(const NodePtr& n, NodePtr g) {
+  void give(NodeRef n, NodePtr g) {
     if (!g || !n || !is_float(n->dtype) || !needed_.count(n.get())) return;
     g = prim::cast(in_order(prim::sum_to(g, n->axes)), n->dtype);
     auto& slot = open_[n];
@@ -132,7 +132,7 @@ class Backward {
   }
   // Computes an elementwise cotangent in the axis order of the primal. Otherwise, it would be
   // stored transposed.
-  static NodePtr in_order(const NodePtr& g) {
+  static NodePtr in_order(NodeRef g) {
     if (g->op != &prim::kFit || g->in[0]->op->kind != Kind::map ||
         g->in[0]->axes.size() != g->axes.size())
       return g;
@@ -141,7 +141,7 @@ class Backward {
   }
   // Concatenates the cotangents of separate parts of an axis (unbind, split) and zeros between
   // them, rather than summing arrays of the full size.
-  static NodePtr assemble(const NodePtr& g) {
+  static NodePtr assemble(NodeRef g) {
     std::vector<std::pair<SliceAttr, NodePtr>> parts;
     Nodes todo{g};
     while (!todo.empty()) {
@@ -160,7 +160,7 @@ class Backward {
     const Axis full = *find(*g, parts[0].first.axis);
     std::int64_t end = 0;
     Nodes pieces;
-    auto add = [&](const NodePtr& x, std::int64_t size) {
+    auto add = [&](NodeRef x, std::int64_t size) {
       if (size > 0)
         pieces.push_back(prim::fit(x, replaced(g->axes, full.name, {full.resize(size)})));
       end += size;
@@ -180,7 +180,7 @@ class Backward {
     const auto part = SliceAttr::of(n);
     return part.step == 1 || part.size == 1;
   }
-  void custom_vjp(const NodePtr& n) {
+  void custom_vjp(NodeRef n) {
     auto& c = custom_vjp_of(*n);
     Nodes gs;
     auto& mine = of_results_[n.get()];
@@ -193,7 +193,7 @@ class Backward {
   // The gradient of a loop is a loop over the same index, reversed if the loop has carries. Slices
   // have stacked cotangents, invariants have summed ones, and the cotangent of a carry is a carry.
   // The backward body refers to nodes of the forward body.
-  Cotangents loop_vjp(const NodePtr& node) {
+  Cotangents loop_vjp(NodeRef node) {
     const Loop& l = loop_of(*node);
     auto& g = of_results_[node.get()];
     auto inputs = inputs_of(l);

@@ -15,7 +15,7 @@ Axis hide_axis(const Walk& arguments, const AxisSelector& axis, SourceLocation a
   const Name hidden = fresh_hidden(axis.name, at);
   std::int64_t size = axis.size;
   const auto in = arguments.leaves();
-  arguments.assign(mapped(in, [&](const NodePtr& n) {
+  arguments.assign(mapped(in, [&](NodeRef n) {
     auto* mine = find(*n, axis.name);
     if (!mine) return n;
     if (size >= 0 && mine->size != size)
@@ -32,7 +32,7 @@ Axis hide_axis(const Walk& arguments, const AxisSelector& axis, SourceLocation a
 // Adds a hidden axis to the results, under its public name.
 void show_axis(const Walk& results, Name name, const Axis& hidden, SourceLocation at) {
   CallSite here(at);
-  results.assign(mapped(results.leaves(), [&](const NodePtr& n) {
+  results.assign(mapped(results.leaves(), [&](NodeRef n) {
     if (has(n->axes, name))
       fail("vmap", "the result has axis {} already: {}", name, ops::visible(*n));
     auto axes = without_axes(ops::with_hidden({n}, ops::visible(*n)), hidden.name);
