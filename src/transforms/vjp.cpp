@@ -193,84 +193,95 @@ class Backward {
   // The gradient of a loop is a loop over the same index, reversed if the loop has carries. Slices
   // have stacked cotangents, invariants have summed ones, and the cotangent of a carry is a carry.
   // The backward body refers to nodes of the forward body.
+  struct LoopGradient {
+    LoopInputs inputs;                 // those with a cotangent
+    std::vector<std::size_t> carries;  // results of the loop: carries with a cotangent
+    Loop back;                         // the gradient, whose results have no values yet
+    Nodes of = {};                     // the node whose cotangent is result j of `back`
+    Nodes of_carries = {};             // the cotangents that are carried
+  };
+  using CotangentsOfResults = std::map<std::size_t, NodePtr>;
+  LoopGradient begin_gradient(const Loop& l, const CotangentsOfResults& g) const {
+    LoopGradient out{inputs_of(l), {}, l};
+    for (auto* nodes : {&out.inputs.slices, &out.inputs.invariants})
+      std::erase_if(*nodes,
+                    [&](auto& x) { return !is_float(x->dtype) || !needed_.count(x.get()); });
+    for (std::size_t k = 0; k < l.results.size(); ++k)
+      if (l.results[k].kind == ResultKind::carry && is_float(l.results[k].carry->dtype))
+        out.carries.push_back(k);
+    auto& results = out.back.results;
+    results.clear();
+    if (!out.carries.empty()) out.back.reverse = !l.reverse;
+    append(out.of, out.inputs.slices);
+    results.resize(out.of.size(), {.kind = ResultKind::stack, .value = {}});
+    append(out.of, out.inputs.invariants);
+    results.resize(out.of.size(), {.kind = ResultKind::fold, .value = {}});
+    for (auto k : out.carries) {
+      auto& c = l.results[k].carry;
+      auto start = g.count(k) ? g.at(k) : prim::zeros_like(c);
+      out.of.push_back(l.results[k].start);
+      out.of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
+      results.push_back(
+          {.kind = ResultKind::carry, .value = {}, .start = start, .carry = out.of_carries.back()});
+    }
+    return out;
+  }
+  // Returns the values of an iteration of the gradient, one per result.
+  static Nodes body_vjp(const LoopGradient& gradient, const Loop& l, std::size_t b,
+                        const CotangentsOfResults& g) {
+    auto& index = l.index[b];
+    Nodes ys, gs, wrt;
+    for (std::size_t k = 0; k < l.results.size(); ++k) {
+      auto& r = l.results[k];
+      if (r.kind == ResultKind::carry || !g.count(k)) continue;
+      ys.push_back(r.value[b]);  // folds exist only in gradient loops, and they are sums
+      gs.push_back(r.kind == ResultKind::stack ? prim::slice_at(g.at(k), index, l.drop) : g.at(k));
+    }
+    for (auto k : gradient.carries) ys.push_back(l.results[k].value[b]);
+    append(gs, gradient.of_carries);
+    for (auto& x : gradient.inputs.slices) wrt.push_back(prim::slice_at(x, index, l.drop));
+    append(wrt, gradient.inputs.invariants);
+    for (auto k : gradient.carries) wrt.push_back(l.results[k].carry);
+    auto d = vjp(ys, gs, wrt);
+    for (std::size_t j = 0; j < d.size(); ++j)
+      if (!d[j]) d[j] = prim::zeros_like(wrt[j]);
+    return d;
+  }
   Cotangents loop_vjp(NodeRef node) {
     const Loop& l = loop_of(*node);
     auto& g = of_results_[node.get()];
-    auto inputs = inputs_of(l);
-    for (auto* nodes : {&inputs.slices, &inputs.invariants})
-      std::erase_if(*nodes,
-                    [&](auto& x) { return !is_float(x->dtype) || !needed_.count(x.get()); });
-    std::vector<std::size_t> carries;  // carries with a gradient
-    for (std::size_t k = 0; k < l.results.size(); ++k)
-      if (l.results[k].kind == ResultKind::carry && is_float(l.results[k].carry->dtype))
-        carries.push_back(k);
-
-    Loop back = l;
-    back.results.clear();
-    if (!carries.empty()) back.reverse = !l.reverse;
-    // `of`: the nodes whose cotangents are the results; of_carries: the cotangents that are
-    // carried.
-    Nodes of, of_carries;
-    for (auto& x : inputs.slices) {
-      of.push_back(x);
-      back.results.push_back({.kind = ResultKind::stack, .value = {}});
-    }
-
-    for (auto& x : inputs.invariants) {
-      of.push_back(x);
-      back.results.push_back({.kind = ResultKind::fold, .value = {}});
-    }
-
-    for (auto k : carries) {
-      auto& c = l.results[k].carry;
-      auto start = g.count(k) ? g.at(k) : prim::zeros_like(c);
-      of.push_back(l.results[k].start);
-      of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
-      back.results.push_back(
-          {.kind = ResultKind::carry, .value = {}, .start = start, .carry = of_carries.back()});
-    }
+    auto gradient = begin_gradient(l, g);
     Loop forward = l;  // with residuals as additional results
     const InBody inside(l);
     for (std::size_t b = 0; b < l.index.size(); ++b) {
-      auto& index = l.index[b];
-      Nodes ys, gs, wrt;
-      for (std::size_t k = 0; k < l.results.size(); ++k) {
-        auto& r = l.results[k];
-        if (r.kind == ResultKind::carry || !g.count(k)) continue;
-        ys.push_back(r.value[b]);  // folds exist only in gradient loops, and they are sums
-        gs.push_back(r.kind == ResultKind::stack ? prim::slice_at(g.at(k), index, l.drop)
-                                                 : g.at(k));
-      }
-      for (auto k : carries) ys.push_back(l.results[k].value[b]);
-      append(gs, of_carries);
-      for (auto& x : inputs.slices) wrt.push_back(prim::slice_at(x, index, l.drop));
-      append(wrt, inputs.invariants);
-      for (auto k : carries) wrt.push_back(l.results[k].carry);
-      auto d = vjp(ys, gs, wrt);
-      for (std::size_t j = 0; j < d.size(); ++j)
-        if (!d[j]) d[j] = prim::zeros_like(wrt[j]);
+      auto d = body_vjp(gradient, l, b, g);
       if (has_carry(l)) d = with_residuals(forward, l, b, d);
-      for (std::size_t j = 0; j < d.size(); ++j) back.results[j].value.push_back(d[j]);
+      for (std::size_t j = 0; j < d.size(); ++j) gradient.back.results[j].value.push_back(d[j]);
     }
-    if (auto* condition = condition_of(l)) back.results.push_back(*condition);
-    auto loop = make_loop(std::move(back));
-    // The residuals are results of the loop that saves them.
-    if (forward.results.size() > l.results.size()) {
-      for (auto& r : forward.results)
-        // The effect belongs to the differentiated loop.
-        if (r.effect) std::fill(r.value.begin(), r.value.end(), r.carry);
-      auto keeper = make_loop(forward);
-      Rewrite to;
-      for (std::size_t k = 0; k < residuals_.size(); ++k)
-        to[residuals_[k].get()] = loop_result(keeper, l.results.size() + k);
-      loop = substitute(loop, to);
-    }
-    residuals_.clear();
+    if (auto* condition = condition_of(l)) gradient.back.results.push_back(*condition);
+    auto loop = make_loop(std::move(gradient.back));
+    if (forward.results.size() > l.results.size())
+      loop = with_stacks(loop, std::move(forward), l.results.size());
     Cotangents out;
-    for (std::size_t j = 0; j < of.size(); ++j) out.push_back({of[j], loop_result(loop, j)});
+    for (std::size_t j = 0; j < gradient.of.size(); ++j)
+      out.push_back({gradient.of[j], loop_result(loop, j)});
     for (auto& [k, gk] : g)
       if (auto& r = l.results[k]; r.kind == ResultKind::fold && r.start && r.monoid == Monoid::sum)
         out.push_back({r.start, gk});
+    return out;
+  }
+  // Replaces the inputs that represent stacks of residuals by results of the forward loop, which
+  // follow its `first` own results.
+  NodePtr with_stacks(NodeRef loop, Loop forward, std::size_t first) {
+    for (auto& r : forward.results)
+      // The effect belongs to the differentiated loop.
+      if (r.effect) std::fill(r.value.begin(), r.value.end(), r.carry);
+    auto saver = make_loop(std::move(forward));
+    Rewrite to;
+    for (std::size_t k = 0; k < residuals_.size(); ++k)
+      to[residuals_[k].get()] = loop_result(saver, first + k);
+    auto out = substitute(loop, to);
+    residuals_.clear();
     return out;
   }
   static bool has_carry(const Loop& l) {
@@ -300,9 +311,9 @@ class Backward {
   const Nodes& wrt_;
   std::unordered_set<const Node*> goals_, needed_;
   std::map<NodePtr, NodePtr, Newest> open_;
-  std::unordered_map<const Node*, std::map<std::size_t, NodePtr>> of_results_;
+  std::unordered_map<const Node*, CotangentsOfResults> of_results_;
   std::unordered_map<const Node*, NodePtr> found_;
-  Nodes residuals_;
+  Nodes residuals_;  // inputs that represent stacks of residuals of a loop, until it is built
 };
 
 }  // namespace
