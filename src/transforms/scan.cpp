@@ -238,6 +238,7 @@ Nodes with_hoisted_contractions(const Nodes& created, NodeRef index, const Axis&
   return to.empty() ? created : substitute(created, to);
 }
 
+struct TracedBody;
 // A scan, in one of the forms that the options select.
 struct Scan {
   Axis axis;
@@ -299,78 +300,101 @@ struct Scan {
     return {carry, ys};
   }
   std::pair<Leaves, Leaves> as_loop(const Leaves& init) const;
+  std::pair<Leaves, Leaves> loop_over(NodeRef index, const Leaves& start, const TracedBody&) const;
 };
 
-std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
+// The body of a loop, traced once.
+struct TracedBody {
+  Leaves carry, next, y;
+  LoopEffects effects;
+  Nodes created() const {
+    auto out = nodes_of(next);
+    append(out, nodes_of(y));
+    if (effects.any()) out.push_back(effects.last());
+    return out;
+  }
+};
+TracedBody traced_body(BodyFunction f, NodeRef index, const Leaves& start, const Leaves& slices) {
+  TracedBody body{mapped(start, [&](NodeRef a) { return prim::carry(index, a->axes, a->dtype); }),
+                  {},
+                  {},
+                  LoopEffects(index)};
   auto& c = context();
-  auto index = prim::index(axis, 0, 1, c.loop_depth);
+  ++c.loop_depth;  // if f throws, the enclosing Tracing restores the depth
+  called(f, body.carry, slices, body.next, body.y);
+  --c.loop_depth;
+  body.effects.close();
+  return body;
+}
+// Adds to each start the axes that only its next value has: a carry that starts without an axis
+// that vmap hides may gain the axis in the first iteration. Returns true if a start has gained one.
+bool add_hidden_axes(Leaves& start, const Leaves& next) {
+  bool widened = false;
+  for (std::size_t k = 0; k < start.size(); ++k) {
+    if (start[k].empty()) continue;
+    auto axes = start[k].node()->axes;
+    for (auto& a : next[k].node()->axes)
+      if (!has(axes, a.name)) {
+        axes.insert(axes.begin(), a);
+        widened = true;
+      }
+    start[k] = NamedArray(prim::fit(start[k].node(), axes));
+  }
+  return widened;
+}
+
+std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
+  const auto index = prim::index(axis, 0, 1, context().loop_depth);
   Leaves start = init;
   const TracedIteration trace(index.get());
   const auto slices = sliced([&](NodeRef x) { return prim::slice_at(x, index, true); });
   for (int attempt = 0;; ++attempt) {
-    Leaves next, y;
-    const auto carry =
-        mapped(start, [&](NodeRef a) { return prim::carry(index, a->axes, a->dtype); });
-    LoopEffects effects(index);
-    ++c.loop_depth;  // if f throws, the enclosing Tracing restores the depth
-    called(f, carry, slices, next, y);
-    --c.loop_depth;
-    effects.close();
-    auto created = nodes_of(next);
-    append(created, nodes_of(y));
-    if (effects.any()) created.push_back(effects.last());
+    auto body = traced_body(f, index, start, slices);
+    const auto created = body.created();
     trace.check(created, index.get());
-    check_carry(start, next, paths);
-    check_given(y, axis);
-    // A carry that starts without an axis that vmap hides may gain the axis in the first iteration.
-    bool widened = false;
-    for (std::size_t k = 0; k < start.size(); ++k) {
-      if (start[k].empty()) continue;
-      auto axes = start[k].node()->axes;
-      for (auto& a : next[k].node()->axes)
-        if (!has(axes, a.name)) {
-          axes.insert(axes.begin(), a);
-          widened = true;
-        }
-
-      start[k] = NamedArray(prim::fit(start[k].node(), axes));
-    }
-    if (widened && attempt < 8) continue;
+    check_carry(start, body.next, paths);
+    check_given(body.y, axis);
+    if (add_hidden_axes(start, body.next) && attempt < 8) continue;
     // A policy that recomputes the body asks for less memory.
     const bool hoists = options.checkpoint.policy == ScanCheckpoint::Policy::none;
     if (!start.empty() && hoists) {
-      const auto body = with_hoisted_contractions(created, index, axis);
-      std::size_t at = 0;
-      for (auto* values : {&next, &y})
-        *values = mapped(*values, [&](NodeRef) { return body[at++]; });
+      const auto hoisted = with_hoisted_contractions(created, index, axis);
+      auto node = hoisted.begin();
+      for (auto* values : {&body.next, &body.y})
+        *values = mapped(*values, [&](NodeRef) { return *node++; });
     }
-    Loop l;
-    l.axis = axis;
-    l.index = {index};
-    l.drop = true;
-    l.reverse = options.reverse;
-    l.save = options.checkpoint.policy == ScanCheckpoint::Policy::none ? Save::all : Save::carries;
-    l.saved_names.assign(options.checkpoint.saved.begin(), options.checkpoint.saved.end());
-    for (std::size_t k = 0; k < start.size(); ++k) {
-      if (start[k].empty()) continue;
-      auto& from = start[k].node();
-      l.results.push_back({.kind = ResultKind::carry,
-                           .value = {prim::fit(next[k].node(), from->axes)},
-                           .start = from,
-                           .carry = carry[k].node()});
-    }
-    for (auto& n : nodes_of(y)) l.results.push_back({.kind = ResultKind::stack, .value = {n}});
-    effects.add_to(l);
-    auto loop = make_loop(std::move(l));
-    LoopEffects::after(loop);
-    std::size_t k = 0;
-    auto last = mapped(start, [&](NodeRef) { return loop_result(loop, k++); });
-    return {last, mapped(y, [&](NodeRef) {
-              auto r = loop_result(loop, k++);
-              // hidden axes first, then the loop axis
-              return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));
-            })};
+    return loop_over(index, start, body);
   }
+}
+// Returns the final carry and the stacked results.
+std::pair<Leaves, Leaves> Scan::loop_over(NodeRef index, const Leaves& start,
+                                          const TracedBody& body) const {
+  Loop l;
+  l.axis = axis;
+  l.index = {index};
+  l.drop = true;
+  l.reverse = options.reverse;
+  l.save = options.checkpoint.policy == ScanCheckpoint::Policy::none ? Save::all : Save::carries;
+  l.saved_names.assign(options.checkpoint.saved.begin(), options.checkpoint.saved.end());
+  for (std::size_t k = 0; k < start.size(); ++k) {
+    if (start[k].empty()) continue;
+    auto& from = start[k].node();
+    l.results.push_back({.kind = ResultKind::carry,
+                         .value = {prim::fit(body.next[k].node(), from->axes)},
+                         .start = from,
+                         .carry = body.carry[k].node()});
+  }
+  for (auto& n : nodes_of(body.y)) l.results.push_back({.kind = ResultKind::stack, .value = {n}});
+  body.effects.add_to(l);
+  auto loop = make_loop(std::move(l));
+  LoopEffects::after(loop);
+  std::size_t k = 0;
+  auto last = mapped(start, [&](NodeRef) { return loop_result(loop, k++); });
+  return {last, mapped(body.y, [&](NodeRef) {
+            auto r = loop_result(loop, k++);
+            // hidden axes first, then the loop axis
+            return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));
+          })};
 }
 
 // Returns the axis of the selector and of the arrays that have it. Raises if their sizes differ.
