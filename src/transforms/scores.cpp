@@ -143,62 +143,69 @@ class ScoresOfLevel {
   // are tried, in this order.
   Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys,
              std::string& why) const {
-    bool is_ambiguous = false;
-    auto inside = region_if(scores, of, queries, keys, why, false, is_ambiguous);
-    if (!inside.empty() || !is_ambiguous) return inside;
-    return region_if(scores, of, queries, keys, why, true, is_ambiguous);
+    auto found = dependent_values(scores, queries, keys, KeyedContraction::weights_values);
+    if (found.refused && found.is_ambiguous)
+      found = dependent_values(scores, queries, keys, KeyedContraction::mixes_heads);
+    if (found.refused) {
+      if (reads_key_reduction(found.scores, queries, keys))
+        why = reason(scores, found.axes, found.scores, *found.refused, queries, keys);
+      return {};
+    }
+    const Set needed = needed_rows(found.scores, found.rows, found.outs);
+    if (found.outs.empty() || !are_weights(scores, of, found.scores, needed, keys)) return {};
+    auto inside = std::move(found.scores);
+    inside.insert(needed.begin(), needed.end());
+    inside.insert(found.outs.begin(), found.outs.end());
+    add_operands(inside, queries, keys);
+    return inside;
   }
-  // The same. mixes_by_key: ambiguous contractions mix heads. Sets is_ambiguous if there is one.
-  Set region_if(const Node& scores, const Sides& of, Name queries, const Axes& keys,
-                std::string& why, bool mixes_by_key, bool& is_ambiguous) const {
-    auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
-    // all_scores: one value per query and key. after: all nodes that depend on them. rows: one
-    // value per query, such as a logsumexp. outs: weights times values, reduced over the keys.
-    // Anything else that reads scores is refused.
-    Set all_scores{&scores}, after{&scores}, rows, outs;
-    // Axes that scores have and values lack, including heads to which other heads are mixed.
-    Axes axes = scores.axes;
+  // The role of a contraction of scores with an operand that differs by key.
+  enum class KeyedContraction { weights_values, mixes_heads };
+  // The values that depend on scores. Any other value that reads scores is refused.
+  struct DependentValues {
+    Set scores;  // one value per query and key
+    Set rows;    // one value per query, such as a logsumexp
+    Set outs;    // weights times values, reduced over the keys
+    Axes axes;   // axes that scores have and values lack, including heads to which others mix
+    bool is_ambiguous = false;      // there is a contraction with an operand that differs by key
+    const Node* refused = nullptr;  // the first refused value; null: none
+  };
+  DependentValues dependent_values(const Node& scores, Name queries, const Axes& keys,
+                                   KeyedContraction keyed) const {
+    DependentValues found{{&scores}, {}, {}, scores.axes};
+    Set after{&scores};  // all nodes that depend on the scores
     auto refuse = [&](const Node& n) {
-      if (is_ambiguous && !mixes_by_key) return Set();
-      if (reads_key_reduction(all_scores, queries, keys))
-        why = reason(scores, axes, all_scores, n, queries, keys);
-      return Set();
+      found.refused = &n;
+      return std::move(found);
     };
     for (auto& n : all_) {
       if (!reads(*n, after)) continue;
       after.insert(n.get());
-      bool of_scores = reads(*n, all_scores);
+      bool of_scores = reads(*n, found.scores);
       bool inside = std::all_of(n->in.begin(), n->in.end(), [&](auto& x) {
-        return !x || !after.count(x.get()) || all_scores.count(x.get()) || rows.count(x.get());
+        return !x || !after.count(x.get()) || found.scores.count(x.get()) ||
+               found.rows.count(x.get());
       });
-      bool point = maps_along(*n, queries);
-      if (of_scores && (!inside || !point)) return refuse(*n);
-      if (inside && point && is_score(*n)) {
+      bool by_query = maps_along(*n, queries);
+      if (of_scores && (!inside || !by_query)) return refuse(*n);
+      if (inside && by_query && has_pairs(*n, queries, keys)) {
         const bool is_contraction = n->op->kind == Kind::contract,
-                   mixes_heads = is_contraction && mixes(*n, all_scores, keys);
-        is_ambiguous |= is_contraction && !mixes_heads;
-        if (mixes_heads || (is_contraction && mixes_by_key)) axes = joined(axes, n->axes);
-        all_scores.insert(n.get());
-      } else if (of_scores && reduces_values(*n, axes))
-        outs.insert(n.get());
-      else if (inside && point && n->op->kind != Kind::contract)
-        rows.insert(n.get());
+                   mixes_heads = is_contraction && mixes(*n, found.scores, keys);
+        found.is_ambiguous |= is_contraction && !mixes_heads;
+        if (mixes_heads || (is_contraction && keyed == KeyedContraction::mixes_heads))
+          found.axes = joined(found.axes, n->axes);
+        found.scores.insert(n.get());
+      } else if (of_scores && reduces_values(*n, found.axes))
+        found.outs.insert(n.get());
+      else if (inside && by_query && n->op->kind != Kind::contract)
+        found.rows.insert(n.get());
       else if (of_scores)
         return refuse(*n);
     }
-    for (auto* n : all_scores)
+    for (auto* n : found.scores)
       if (roots_.count(n)) return refuse(*n);
-    if (auto* n = find_equality(scores, all_scores)) return refuse(*n);
-    const Set needed = needed_rows(all_scores, rows, outs);
-    if (outs.empty() || !are_weights(scores, of, all_scores, needed, keys)) {
-      is_ambiguous = false;  // the other reading has the same result
-      return {};
-    }
-    auto inside = std::move(all_scores);
-    inside.insert(needed.begin(), needed.end());
-    inside.insert(outs.begin(), outs.end());
-    add_operands(inside, queries, keys);
-    return inside;
+    if (auto* n = find_equality(scores, found.scores)) return refuse(*n);
+    return found;
   }
   // Returns the rows that scores or contractions over the keys read, and the rows that read scores.
   Set needed_rows(const Set& all_scores, const Set& rows, const Set& outs) const {
