@@ -233,7 +233,7 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
   auto choice = window_matrices(c, *p, unsplit_k);
-  if (!choice) choice = program::matrix_products(c, unsplit_k, false, false, true);
+  if (!choice) choice = program::matrix_products(c, {.unsplit_k = unsplit_k, .may_pack_out = true});
   if (!choice) return nullptr;
   p->choice = *choice;
   if (uses_own_kernel(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))

@@ -41,11 +41,14 @@ std::optional<MatrixProducts> plan_of(const Contract& c, std::int64_t scratch) {
   if (!is_for_library(c)) return {};
   // partial sums must not be rounded
   bool unsplit_k = c.out.dtype != DType::f32 && c.out.dtype != DType::f64;
-  auto p = matrix_products(c, unsplit_k, reads_slot(c.a), reads_slot(c.b));
+  program::MatrixOptions options{
+      .unsplit_k = unsplit_k, .must_pack_a = reads_slot(c.a), .must_pack_b = reads_slot(c.b)};
+  auto p = matrix_products(c, options);
   if (!p || p->k_outer.empty()) return p;
   // Each matmul but the first reads and writes the partial results again. A copy of an operand may
   // move fewer bytes.
-  auto unsplit = matrix_products(c, true, reads_slot(c.a), reads_slot(c.b));
+  options.unsplit_k = true;
+  auto unsplit = matrix_products(c, options);
   const auto repeated_bytes = (points(p->k_outer) - 1) * points(c.batch) * points(c.m) *
                               points(c.n) * bytes_of(c.out.dtype);
   const bool is_less =

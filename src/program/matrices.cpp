@@ -290,15 +290,15 @@ std::optional<MatrixProducts> fewest_copies(const Contract& c, bool unsplit_k, P
 
 }  // namespace
 
-std::optional<MatrixProducts> matrix_products(const Contract& c, bool unsplit_k, bool must_pack_a,
-                                              bool must_pack_b, bool may_pack_out) {
+std::optional<MatrixProducts> matrix_products(const Contract& c, const MatrixOptions& options) {
   // Matrices with fewer columns, and with fewer multiplications, are slower than a copy of the
   // result, if the copy allows matrices that are larger by this factor.
   constexpr std::int64_t kFewColumns = 16, kSmall = 1 << 15, kWorthCopy = 4;
-  auto best = fewest_copies(c, unsplit_k, {must_pack_a, must_pack_b, false});
+  const bool a = options.must_pack_a, b = options.must_pack_b;
+  auto best = fewest_copies(c, options.unsplit_k, {.a = a, .b = b});
   const bool small = best && best->n.n < kFewColumns && matrix_size(*best) < kSmall;
-  if (!may_pack_out || !small || c.accumulate || c.m.empty() || c.n.empty()) return best;
-  auto copied = fewest_copies(c, unsplit_k, {must_pack_a, must_pack_b, true});
+  if (!options.may_pack_out || !small || c.accumulate || c.m.empty() || c.n.empty()) return best;
+  auto copied = fewest_copies(c, options.unsplit_k, {.a = a, .b = b, .out = true});
   return copied && matrix_size(*copied) >= kWorthCopy * matrix_size(*best) ? copied : best;
 }
 

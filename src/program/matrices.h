@@ -42,12 +42,14 @@ struct MatrixProducts {
   MatrixDim m, n, k;
   MatrixDims outer, k_outer;  // one matmul per position; those of k_outer are summed
 };
-// Returns the largest matrices with the fewest packed operands, or nothing if no choice fits. With
-// `unsplit_k`, one matmul covers all of k, so that no results are summed. may_pack_out: the result
-// may be computed in contiguous memory, if matrices would otherwise have few columns.
-std::optional<MatrixProducts> matrix_products(const Contract&, bool unsplit_k,
-                                              bool must_pack_a = false, bool must_pack_b = false,
-                                              bool may_pack_out = false);
+struct MatrixOptions {
+  bool unsplit_k = false;  // one matmul covers all of k, so that no results are summed
+  bool must_pack_a = false, must_pack_b = false;
+  // The result may be computed in contiguous memory, if matrices would otherwise have few columns.
+  bool may_pack_out = false;
+};
+// Returns the largest matrices with the fewest packed operands, or nothing if no choice fits.
+std::optional<MatrixProducts> matrix_products(const Contract&, const MatrixOptions&);
 // Returns true if an operand reads an element at several positions of dims that overlap, as the
 // windows of a convolution do. A copy of such an operand is larger than the operand.
 bool reads_windows(const Contract&);
