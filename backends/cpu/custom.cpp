@@ -30,7 +30,7 @@ bool has_unit_strides(const Matmul& p) {
   return (p.a_m == 1 || p.a_k == 1) && (p.b_k == 1 || p.b_n == 1);
 }
 // Returns out^T = b^T a^T.
-program::HostProduct transposed(const program::HostProduct& p) {
+program::HostMatmul transposed(const program::HostMatmul& p) {
   return {.m = p.n,
           .n = p.m,
           .k = p.k,
@@ -46,7 +46,7 @@ program::HostProduct transposed(const program::HostProduct& p) {
           .out_n = p.out_m};
 }
 // Requires out_n = 1.
-Matmul matmul_of(const program::HostProduct& p) {
+Matmul matmul_of(const program::HostMatmul& p) {
   return {.m = p.m,
           .n = p.n,
           .k = p.k,
@@ -62,7 +62,7 @@ Matmul matmul_of(const program::HostProduct& p) {
           .out = p.dtype,
           .accumulate = false};
 }
-bool multiply(const program::HostProduct& p) {
+bool multiply(const program::HostMatmul& p) {
   if (p.dtype != DType::f32 && p.dtype != DType::bf16) return false;
   if (p.m == 0 || p.n == 0 || p.k == 0) return false;
   if (p.out_n != 1 && p.out_m != 1) return false;
@@ -89,13 +89,13 @@ class CustomStep final : public CompiledStep {
     for (std::size_t k = 0; k < places_.size(); ++k) first_[k] = places_[k].at(frame);
     const std::int64_t points = calls_.points();
     if (uses_threads_ && points < workers_) {  // each call uses all threads
-      program::HostProductScope scope(multiply);
+      program::HostMatmulScope scope(multiply);
       calls_.run(first_.data(), 0, points);
       return calls_.rethrow();
     }
     parallel_for((points + per_block_ - 1) / per_block_, workers_,
                  [&](std::int64_t block, int worker) {
-                   program::HostProductScope scope(multiply);
+                   program::HostMatmulScope scope(multiply);
                    calls_.run(first_.data(), block * per_block_,
                               std::min(points, (block + 1) * per_block_), worker);
                  });

@@ -50,7 +50,7 @@ struct RaggedCall {
     }
     f(-1, first, sizes[kRows] - first);
   }
-  program::HostProduct product(DType dtype) const {
+  program::HostMatmul matmul(DType dtype) const {
     return {.n = sizes[kColumns],
             .dtype = dtype,
             .b_n = strides[kB][kColumns],
@@ -70,11 +70,11 @@ void run_ragged(void* const* data, const std::int64_t* sizes,
                 const std::int64_t* const* strides) noexcept {
   try {
     const RaggedCall c{data, sizes, strides, int(bytes_of(dtype))};
-    program::HostProducts products;
+    program::HostMatmuls matmuls;
     c.each_group([&](std::int64_t group, std::int64_t first, std::int64_t count) {
       auto* out = c.at(kOut, first, 0);
       if (group < 0) return c.zero(out, count, strides[kOut][kRows]);
-      auto p = c.product(dtype);
+      auto p = c.matmul(dtype);
       p.m = count;
       p.k = sizes[kInner];
       p.a = c.at(kA, first, 0);
@@ -84,9 +84,9 @@ void run_ragged(void* const* data, const std::int64_t* sizes,
       p.b_k = strides[kB][kInner];
       p.out = out;
       p.out_m = strides[kOut][kRows];
-      products.add(p);
+      matmuls.add(p);
     });
-    products.run();
+    matmuls.run();
   } catch (...) {
     haliax::detail::kernel_has_thrown();
   }
@@ -96,12 +96,12 @@ void run_ragged_sums(void* const* data, const std::int64_t* sizes,
                      const std::int64_t* const* strides) noexcept {
   try {
     const RaggedCall c{data, sizes, strides, int(bytes_of(dtype))};
-    program::HostProducts products;
+    program::HostMatmuls matmuls;
     c.each_group([&](std::int64_t group, std::int64_t first, std::int64_t count) {
       if (group < 0) return;
       auto* out = c.at(kOut, 0, group);
       if (count == 0) return c.zero(out, sizes[kInner], strides[kOut][kInner]);
-      auto p = c.product(dtype);
+      auto p = c.matmul(dtype);
       p.m = sizes[kInner];
       p.k = count;
       p.a = c.at(kA, first, 0);
@@ -111,9 +111,9 @@ void run_ragged_sums(void* const* data, const std::int64_t* sizes,
       p.b_k = strides[kB][kRows];
       p.out = out;
       p.out_m = strides[kOut][kInner];
-      products.add(p);
+      matmuls.add(p);
     });
-    products.run();
+    matmuls.run();
   } catch (...) {
     haliax::detail::kernel_has_thrown();
   }

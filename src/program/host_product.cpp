@@ -9,14 +9,14 @@
 
 namespace haliax::program {
 
-static thread_local HostProductKernel kernel_in_scope = nullptr;
+static thread_local HostMatmulKernel kernel_in_scope = nullptr;
 
-HostProductScope::HostProductScope(HostProductKernel kernel) : before_(kernel_in_scope) {
+HostMatmulScope::HostMatmulScope(HostMatmulKernel kernel) : before_(kernel_in_scope) {
   kernel_in_scope = kernel;
 }
-HostProductScope::~HostProductScope() { kernel_in_scope = before_; }
+HostMatmulScope::~HostMatmulScope() { kernel_in_scope = before_; }
 
-void multiply(const HostProduct& p) {
+void multiply(const HostMatmul& p) {
   if (kernel_in_scope && kernel_in_scope(p)) return;
   const auto bytes = scalar::bytes_per(p.dtype);
   auto at = [&](const void* from, std::int64_t element) {
@@ -40,18 +40,18 @@ constexpr double least_parallel = 1 << 20;  // multiplications
 // copies.
 constexpr std::int64_t columns_of_panel = 48, fewest_part_columns = 192;
 
-double multiplications(const HostProduct& p) { return double(p.m) * double(p.n) * double(p.k); }
-std::vector<HostProduct>& empty_tasks() {
-  static thread_local std::vector<HostProduct> tasks;
+double multiplications(const HostMatmul& p) { return double(p.m) * double(p.n) * double(p.k); }
+std::vector<HostMatmul>& empty_tasks() {
+  static thread_local std::vector<HostMatmul> tasks;
   tasks.clear();
   return tasks;
 }
 
 }  // namespace
 
-HostProducts::HostProducts() : tasks_(empty_tasks()) {}
+HostMatmuls::HostMatmuls() : tasks_(empty_tasks()) {}
 
-void HostProducts::run() {
+void HostMatmuls::run() {
   auto* kernel = kernel_in_scope;
   double all = 0;
   for (auto& p : tasks_) all += multiplications(p);
@@ -61,13 +61,13 @@ void HostProducts::run() {
   }
   split(all / (2 * threads()));
   parallel_for(std::int64_t(tasks_.size()), threads(), [&](std::int64_t task, int) {
-    HostProductScope scope(kernel);
+    HostMatmulScope scope(kernel);
     multiply(tasks_[std::size_t(task)]);
   });
 }
 // Splits the columns of matmuls that have more multiplications than `most`. The results are bitwise
 // independent of the split, so it may depend on the number of threads.
-void HostProducts::split(double most) {
+void HostMatmuls::split(double most) {
   const auto count = tasks_.size();
   for (std::size_t i = 0; i < count; ++i) {
     const auto p = tasks_[i];

@@ -10,7 +10,7 @@ namespace haliax::program {
 
 // out[m, n] (+)= a[m, k] b[k, n]. Strides are in elements and may be any. All arrays are floats of
 // the same dtype. Sums are rounded once.
-struct HostProduct {
+struct HostMatmul {
   std::int64_t m = 0, n = 0, k = 0;
   DType dtype = DType::f32;
   const void* a = nullptr;
@@ -21,34 +21,34 @@ struct HostProduct {
   std::int64_t out_m = 0, out_n = 0;
 };
 // Returns false if it does not support the matmul.
-using HostProductKernel = bool (*)(const HostProduct&);
+using HostMatmulKernel = bool (*)(const HostMatmul&);
 
 // Computes a matmul with the kernel in scope on this thread, or with plain loops.
-void multiply(const HostProduct&);
+void multiply(const HostMatmul&);
 
 // Matmuls that write different arrays. With a kernel in scope, they run in parallel on all threads,
 // and large ones are split by columns.
-class HostProducts {
+class HostMatmuls {
  public:
-  HostProducts();
-  void add(const HostProduct& p) { tasks_.push_back(p); }
+  HostMatmuls();
+  void add(const HostMatmul& p) { tasks_.push_back(p); }
   void run();
 
  private:
   void split(double most);
-  std::vector<HostProduct>& tasks_;  // memory of this thread
+  std::vector<HostMatmul>& tasks_;  // memory of this thread
 };
 
 // Sets the kernel of this thread for the length of a scope. A backend opens it around the functions
 // that it calls.
-class HostProductScope {
+class HostMatmulScope {
  public:
-  explicit HostProductScope(HostProductKernel);
-  ~HostProductScope();
-  HostProductScope(const HostProductScope&) = delete;
+  explicit HostMatmulScope(HostMatmulKernel);
+  ~HostMatmulScope();
+  HostMatmulScope(const HostMatmulScope&) = delete;
 
  private:
-  HostProductKernel before_;
+  HostMatmulKernel before_;
 };
 
 }  // namespace haliax::program
