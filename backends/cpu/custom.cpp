@@ -1,5 +1,5 @@
 // Run: functions of the user, split into blocks of elements for the workers. Functions of the
-// library may call the matmul kernel of this backend (program/host_product.h).
+// library may call the matmul kernel of this backend (program/host_matmul.h).
 #include <algorithm>
 #include <memory>
 #include <new>
@@ -7,7 +7,7 @@
 #include "base/thread_pool.h"
 #include "kernels.h"
 #include "program/custom.h"
-#include "program/host_product.h"
+#include "program/host_matmul.h"
 #include "step.h"
 
 namespace haliax::cpu {

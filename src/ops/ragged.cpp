@@ -10,7 +10,7 @@
 #include "haliax/error.h"
 #include "haliax/fmt.h"
 #include "ops/fault.h"
-#include "program/host_product.h"
+#include "program/host_matmul.h"
 
 namespace haliax::prim {
 namespace {

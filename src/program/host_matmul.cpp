@@ -1,5 +1,5 @@
 // Matmuls of functions that run on the host.
-#include "program/host_product.h"
+#include "program/host_matmul.h"
 
 #include <algorithm>
 #include <cstddef>
