@@ -39,7 +39,8 @@ bool points_are_independent(const Fused&, const Program&, const std::vector<std:
 
 // Drops dims of size 1, and merges adjacent dims where all strides allow it. `outer` is the number
 // of outer dims, which do not merge with inner dims. Each list of strides is along the dims, or
-// empty.
+// empty. For example, dims (2, 3, 4) with the strides (12, 4, 1) and (0, 0, 1) become (6, 4) with
+// the strides (4, 1) and (0, 1).
 void merge_dims(Dims& dims, std::size_t& outer, std::vector<Dims>& strides);
 
 }  // namespace haliax::program

@@ -118,9 +118,9 @@ struct CollectiveCheck {
     }
     return "";
   }
-  static std::string outside(const std::vector<BoxTransfer>& parcels,
+  static std::string outside(const std::vector<BoxTransfer>& boxes,
                              const std::vector<program::Operand>& arrays, const char* of) {
-    for (auto& b : parcels) {
+    for (auto& b : boxes) {
       if (b.array < 0 || b.array >= int(arrays.size()))
         return fmt::format("it has no array {} of {}", b.array, of);
       auto& dims = arrays[std::size_t(b.array)].dims;
@@ -143,7 +143,7 @@ struct CollectiveCheck {
     if (c.kind != CollectiveKind::exchange) return sizes();
     auto wrong = outside(c.sends, c.x, "the sent arrays");
     if (wrong.empty()) wrong = outside(c.receives, c.out, "the received arrays");
-    return wrong.empty() ? twice() : wrong;
+    return wrong.empty() ? receives_twice() : wrong;
   }
   std::string skip_flag() const {
     if (c.skip_flag == program::SkipFlag::nothing) return "";
@@ -165,7 +165,7 @@ struct CollectiveCheck {
     return counted.size() < all.size() && std::equal(counted.begin(), counted.end(), all.begin());
   }
   // Checks that no element is received twice.
-  std::string twice() const {
+  std::string receives_twice() const {
     auto meet = [](const BoxTransfer& a, const BoxTransfer& b) {
       bool disjoint =
           a.array != b.array || program::points(a.dims) == 0 || program::points(b.dims) == 0;

@@ -202,7 +202,7 @@ std::vector<MatrixProducts> window_products(const Contract& c, bool unsplit_k) {
       else
         p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n, order);
     };
-    {  // a copy of the weights
+    {  // a copy of the weights, which are the operand without windows
       auto [p, s] = std::pair(plan, dims);
       s.normalize();
       pack_operand(p, s, !first, PackOrder::k_last);
@@ -215,13 +215,13 @@ std::vector<MatrixProducts> window_products(const Contract& c, bool unsplit_k) {
       add(p, s);
       if (!may_pack_out) continue;
       // The copy, and the result, have their dims in the order in which the array has them.
-      auto [q, t] = std::pair(plan, dims);
+      auto [in_order, t] = std::pair(plan, dims);
       const auto stride = first ? &MatrixDim::a : &MatrixDim::b;
       for (auto* list : {&t.batch, first ? &t.m : &t.n, &t.k})
         sort_by(*list, [&](auto& d) { return std::pair(std::abs(d.*stride), std::int64_t(0)); });
-      pack_operand(q, t, first, order);
-      q.pack_out = pack_out(t, true);
-      add(q, t);
+      pack_operand(in_order, t, first, order);
+      in_order.pack_out = pack_out(t, true);
+      add(in_order, t);
     }
   }
   return all;

@@ -116,7 +116,7 @@ Positions positions_of(const Timeline& timeline) {
     out.try_emplace(&timeline.step(at), StepRange{at, at}).first->second.end = at;
   return out;
 }
-// The text of steps. The comment of a step starts with its positions, if they are given.
+// Returns the text of steps. The comment of a step starts with its positions, if they are given.
 std::string text(const Program& p, const std::vector<Step>& steps, const Positions& positions,
                  const std::string& indent = "") {
   std::string out;
