@@ -11,49 +11,49 @@
 namespace haliax::prim {
 namespace {
 
-NodeRef x(const NodeSpec& d) { return d.in[0]; }
-NodeRef y(const NodeSpec& d) { return d.in[1]; }
+NodeRef x(const NodeSpec& spec) { return spec.in[0]; }
+NodeRef y(const NodeSpec& spec) { return spec.in[1]; }
 
 // ---- elementwise ----
 // Two scalars, in the precision of their dtype.
-template <class F> NodePtr folded(const NodeSpec& d, F f) {
-  const bool numbers = x(d)->op == &kNumber && y(d)->op == &kNumber;
-  if (!numbers || (d.dtype != DType::f32 && d.dtype != DType::f64)) return nullptr;
-  return filled(f(real_of(*x(d)), real_of(*y(d))), d.dtype, d.axes);
+template <class F> NodePtr folded(const NodeSpec& spec, F f) {
+  const bool numbers = x(spec)->op == &kNumber && y(spec)->op == &kNumber;
+  if (!numbers || (spec.dtype != DType::f32 && spec.dtype != DType::f64)) return nullptr;
+  return filled(f(real_of(*x(spec)), real_of(*y(spec))), spec.dtype, spec.axes);
 }
-NodePtr sum_of_numbers(const NodeSpec& d) { return folded(d, std::plus<>()); }
-NodePtr difference_of_numbers(const NodeSpec& d) { return folded(d, std::minus<>()); }
-NodePtr product_of_numbers(const NodeSpec& d) { return folded(d, std::multiplies<>()); }
-NodePtr quotient_of_numbers(const NodeSpec& d) { return folded(d, std::divides<>()); }
-// Returns an operand if the other one is the identity of the op.
-NodePtr first_if(const NodeSpec& d, double identity) {
-  return is_number(y(d), identity) ? fit(x(d), d.axes) : nullptr;
+NodePtr sum_of_numbers(const NodeSpec& spec) { return folded(spec, std::plus<>()); }
+NodePtr difference_of_numbers(const NodeSpec& spec) { return folded(spec, std::minus<>()); }
+NodePtr product_of_numbers(const NodeSpec& spec) { return folded(spec, std::multiplies<>()); }
+NodePtr quotient_of_numbers(const NodeSpec& spec) { return folded(spec, std::divides<>()); }
+// Return an operand if the other one is the identity of the op, such as x for x + 0.
+NodePtr first_if(const NodeSpec& spec, double identity) {
+  return is_number(y(spec), identity) ? fit(x(spec), spec.axes) : nullptr;
 }
-NodePtr either_if(const NodeSpec& d, double identity) {
-  return is_number(x(d), identity) ? fit(y(d), d.axes) : first_if(d, identity);
+NodePtr either_if(const NodeSpec& spec, double identity) {
+  return is_number(x(spec), identity) ? fit(y(spec), spec.axes) : first_if(spec, identity);
 }
-NodePtr plus_zero(const NodeSpec& d) { return either_if(d, 0); }
-NodePtr minus_zero(const NodeSpec& d) { return first_if(d, 0); }
-NodePtr times_one(const NodeSpec& d) { return either_if(d, 1); }
-NodePtr divided_by_one(const NodeSpec& d) { return first_if(d, 1); }
+NodePtr plus_zero(const NodeSpec& spec) { return either_if(spec, 0); }
+NodePtr minus_zero(const NodeSpec& spec) { return first_if(spec, 0); }
+NodePtr times_one(const NodeSpec& spec) { return either_if(spec, 1); }
+NodePtr divided_by_one(const NodeSpec& spec) { return first_if(spec, 1); }
 
-NodePtr negated_twice(const NodeSpec& d) {
-  return x(d)->op == &kNeg ? fit(x(d)->in[0], d.axes) : nullptr;
+NodePtr negated_twice(const NodeSpec& spec) {
+  return x(spec)->op == &kNeg ? fit(x(spec)->in[0], spec.axes) : nullptr;
 }
-NodePtr negated_number(const NodeSpec& d) {
-  const bool may = is_number(x(d)) && is_float(d.dtype);
-  return may ? filled(-real_of(*stripped(x(d))), d.dtype, d.axes) : nullptr;
+NodePtr negated_number(const NodeSpec& spec) {
+  const bool may = is_number(x(spec)) && is_float(spec.dtype);
+  return may ? filled(-real_of(*stripped(x(spec))), spec.dtype, spec.axes) : nullptr;
 }
 
-NodePtr cast_to_same(const NodeSpec& d) {
-  return x(d)->dtype == d.dtype ? fit(x(d), d.axes) : nullptr;
+NodePtr cast_to_same(const NodeSpec& spec) {
+  return x(spec)->dtype == spec.dtype ? fit(x(spec), spec.axes) : nullptr;
 }
-NodePtr cast_of_number(const NodeSpec& d) {
-  const auto from = x(d)->dtype;
-  if (!is_number(x(d)) || (is_float(from) && !is_float(d.dtype))) return nullptr;
-  auto& n = *stripped(x(d));
-  return is_float(from) ? filled(real_of(n), d.dtype, d.axes)
-                        : fit(integer(integer_of(n), d.dtype), d.axes);
+NodePtr cast_of_number(const NodeSpec& spec) {
+  const auto from = x(spec)->dtype;
+  if (!is_number(x(spec)) || (is_float(from) && !is_float(spec.dtype))) return nullptr;
+  auto& n = *stripped(x(spec));
+  return is_float(from) ? filled(real_of(n), spec.dtype, spec.axes)
+                        : fit(integer(integer_of(n), spec.dtype), spec.axes);
 }
 // Returns true if each value of the dtype is a value of the other dtype.
 bool widens(DType from, DType to) {
@@ -63,69 +63,71 @@ bool widens(DType from, DType to) {
   return is_integer(from) && is_integer(to) && is_signed(from) == is_signed(to) &&
          bytes_of(to) >= bytes_of(from);
 }
-NodePtr cast_of_widened(const NodeSpec& d) {
-  const bool may = x(d)->op == &kCast && widens(x(d)->in[0]->dtype, x(d)->dtype);
-  return may ? fit(cast(x(d)->in[0], d.dtype), d.axes) : nullptr;
+NodePtr cast_of_widened(const NodeSpec& spec) {
+  const bool may = x(spec)->op == &kCast && widens(x(spec)->in[0]->dtype, x(spec)->dtype);
+  return may ? fit(cast(x(spec)->in[0], spec.dtype), spec.axes) : nullptr;
 }
 
 // ---- axes ----
-NodePtr fit_to_same(const NodeSpec& d) { return x(d)->axes == d.axes ? x(d) : nullptr; }
-NodePtr fit_of_fit(const NodeSpec& d) {
-  return x(d)->op == &kFit ? fit(x(d)->in[0], d.axes) : nullptr;
+NodePtr fit_to_same(const NodeSpec& spec) { return x(spec)->axes == spec.axes ? x(spec) : nullptr; }
+NodePtr fit_of_fit(const NodeSpec& spec) {
+  return x(spec)->op == &kFit ? fit(x(spec)->in[0], spec.axes) : nullptr;
 }
 
-NodePtr rename_of_scalar(const NodeSpec& d) {
-  return x(d)->op == &kFit && x(d)->in[0]->axes.empty() ? fit(x(d)->in[0], d.axes) : nullptr;
+NodePtr rename_of_scalar(const NodeSpec& spec) {
+  return x(spec)->op == &kFit && x(spec)->in[0]->axes.empty() ? fit(x(spec)->in[0], spec.axes)
+                                                              : nullptr;
 }
-NodePtr rename_of_rename(const NodeSpec& d) {
-  if (x(d)->op != &kRename) return nullptr;
-  auto& from = x(d)->in[0];
-  return rename(from, names_of(from->axes), names_of(d.axes));
+NodePtr rename_of_rename(const NodeSpec& spec) {
+  if (x(spec)->op != &kRename) return nullptr;
+  auto& from = x(spec)->in[0];
+  return rename(from, names_of(from->axes), names_of(spec.axes));
 }
 
-NodePtr full_slice(const NodeSpec& d) {
-  const auto c = SliceAttr::of(d.attr);
-  const bool all = d.in.size() == 1 && c.start == 0 && c.step == 1 && !c.drop &&
-                   c.size == find(*x(d), c.axis)->size;
-  return all ? x(d) : nullptr;
+NodePtr full_slice(const NodeSpec& spec) {
+  const auto c = SliceAttr::of(spec.attr);
+  const bool all = spec.in.size() == 1 && c.start == 0 && c.step == 1 && !c.drop &&
+                   c.size == find(*x(spec), c.axis)->size;
+  return all ? x(spec) : nullptr;
 }
-NodePtr slice_of_broadcast(const NodeSpec& d) {
-  const bool constant = x(d)->op == &kFit && !find(*x(d)->in[0], SliceAttr::of(d.attr).axis);
-  return constant ? fit(x(d)->in[0], d.axes) : nullptr;
+NodePtr slice_of_broadcast(const NodeSpec& spec) {
+  const bool constant =
+      x(spec)->op == &kFit && !find(*x(spec)->in[0], SliceAttr::of(spec.attr).axis);
+  return constant ? fit(x(spec)->in[0], spec.axes) : nullptr;
 }
-NodePtr slice_of_slice(const NodeSpec& d) {
-  if (x(d)->op != &kSlice || x(d)->in.size() > 1 || d.in.size() > 1) return nullptr;
-  auto inner = SliceAttr::of(*x(d)), outer = SliceAttr::of(d.attr);
+NodePtr slice_of_slice(const NodeSpec& spec) {
+  if (x(spec)->op != &kSlice || x(spec)->in.size() > 1 || spec.in.size() > 1) return nullptr;
+  auto inner = SliceAttr::of(*x(spec)), outer = SliceAttr::of(spec.attr);
   if (inner.axis != outer.axis || inner.drop) return nullptr;
   outer.start = inner.start + outer.start * inner.step;
   outer.step *= inner.step;
-  return slice(x(d)->in[0], outer, nullptr);
+  return slice(x(spec)->in[0], outer, nullptr);
 }
-NodePtr place_of_zeros(const NodeSpec& d) {
-  return is_number(x(d), 0) ? filled(0, d.dtype, d.axes) : nullptr;
+NodePtr place_of_zeros(const NodeSpec& spec) {
+  return is_number(x(spec), 0) ? filled(0, spec.dtype, spec.axes) : nullptr;
 }
 
 // All positions, in order or from the last one to the first one: each one is its own inverse.
-NodePtr full_place(const NodeSpec& d) {
-  const auto c = SliceAttr::of(d.attr);
-  if (d.in.size() > 1 || c.size != find_axis(d.axes, c.axis)->size) return nullptr;
-  return fit(c.drop ? x(d) : slice(x(d), c, nullptr), d.axes);
+NodePtr full_place(const NodeSpec& spec) {
+  const auto c = SliceAttr::of(spec.attr);
+  if (spec.in.size() > 1 || c.size != find_axis(spec.axes, c.axis)->size) return nullptr;
+  return fit(c.drop ? x(spec) : slice(x(spec), c, nullptr), spec.axes);
 }
 
-NodePtr reshaped_number(const NodeSpec& d) {
-  return is_number(x(d)) ? fit(stripped(x(d)), d.axes) : nullptr;
+NodePtr reshaped_number(const NodeSpec& spec) {
+  return is_number(x(spec)) ? fit(stripped(x(spec)), spec.axes) : nullptr;
 }
 // Returns x for a flatten and an unflatten of the same axes.
-NodePtr reshape_back(const NodeSpec& d, const Op& inverse) {
-  if (x(d)->op != &inverse) return nullptr;
-  auto& from = x(d)->in[0];
-  const auto mine = RegroupAttr::of(d.attr), its = RegroupAttr::of(*x(d));
+NodePtr reshape_back(const NodeSpec& spec, const Op& inverse) {
+  if (x(spec)->op != &inverse) return nullptr;
+  auto& from = x(spec)->in[0];
+  const auto mine = RegroupAttr::of(spec.attr), its = RegroupAttr::of(*x(spec));
   const bool same =
-      mine.parts == its.parts && mine.flat == its.flat && same_set(from->axes, d.axes);
-  return same ? fit(from, d.axes) : nullptr;
+      mine.parts == its.parts && mine.flat == its.flat && same_set(from->axes, spec.axes);
+  return same ? fit(from, spec.axes) : nullptr;
 }
-NodePtr flatten_of_unflatten(const NodeSpec& d) { return reshape_back(d, kUnflatten); }
-NodePtr unflatten_of_flatten(const NodeSpec& d) { return reshape_back(d, kFlatten); }
+NodePtr flatten_of_unflatten(const NodeSpec& spec) { return reshape_back(spec, kUnflatten); }
+NodePtr unflatten_of_flatten(const NodeSpec& spec) { return reshape_back(spec, kFlatten); }
 
 const SimplifyRule kRules[] = {
     {"number + number", &kAdd, sum_of_numbers},
@@ -161,11 +163,11 @@ const SimplifyRule kRules[] = {
 std::span<const SimplifyRule> simplify_rules() { return kRules; }
 
 NodePtr build(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
-  NodeSpec d{op, std::move(in), std::move(axes), dtype, std::move(attr)};
+  NodeSpec spec{op, std::move(in), std::move(axes), dtype, std::move(attr)};
   for (auto& rule : kRules)
     if (rule.op == &op)
-      if (auto simple = rule.apply(d)) return simple;
-  return make(op, std::move(d.in), std::move(d.axes), dtype, std::move(d.attr));
+      if (auto simple = rule.apply(spec)) return simple;
+  return make(op, std::move(spec.in), std::move(spec.axes), dtype, std::move(spec.attr));
 }
 
 }  // namespace haliax::prim
