@@ -22,7 +22,7 @@ Nodes prod_grad(NodeRef o, NodeRef g) {
   auto none = number(0, x->dtype), zero = equal(x, none);
   auto is_zero = cast(zero, x->dtype), zeros = select(zero, x, none);
   auto rest = select(zero, number(1, x->dtype), x);
-  auto of_all = [&](const NodePtr& reduced) { return fit(reduced, x->axes); };
+  auto of_all = [&](NodeRef reduced) { return fit(reduced, x->axes); };
   // number of zeros among the other elements
   auto others = sub(of_all(sum_to(is_zero, o->axes)), is_zero);
   // product of the nonzero elements among them
