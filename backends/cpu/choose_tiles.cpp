@@ -79,7 +79,7 @@ class TileChooser {
     if (p.serial) {
       std::fill(p.box, p.box + p.dims, 1);
     } else if (step_.flat()) {
-      split(0, p.dims, rows_are_apart() ? p.size[p.dims - 1] : limits_.elements);
+      split(0, p.dims, has_gaps_between_rows() ? p.size[p.dims - 1] : limits_.elements);
       square_tile();
     } else if (p.inner_major) {
       choose_lanes();
@@ -97,7 +97,7 @@ class TileChooser {
 
   // Returns true if some array has gaps between its rows, which are long enough for a tile each. A
   // tile of several such rows would be copied.
-  bool rows_are_apart() const {
+  bool has_gaps_between_rows() const {
     const FusedPlan& p = plan_;
     if (p.dims < 2) return false;
     const auto last = static_cast<std::size_t>(p.dims - 1);

@@ -70,7 +70,7 @@ TEST_CASE("cpu: a comparison alone is assembled, and stores bools in memory") {
   CHECK(plan.assembled.at(0).out.at(0).stored == cpu::Stored::boolean);
 }
 
-// Sums, products and extremes over two elements, which are computed as x0 op x1.
+// Reductions over two elements are computed as x0 op x1.
 TEST_CASE("cpu: reductions over two elements match the reference") {
   for (Code code : {Code::reduce_sum, Code::reduce_prod, Code::reduce_max, Code::reduce_min})
     for (DType dtype : {DType::f32, DType::bf16, DType::i8, DType::i32}) {
