@@ -224,23 +224,27 @@ class TileChooser {
     const std::int64_t lanes = p.outer_points <= tile / 2                    ? tile
                                : p.only_reduces && p.outer_points >= 1 << 14 ? 1024
                                                                              : 256;
-    p.outer_box = split(0, p.outer_dims, std::min({tile, lanes, lanes_in_registers()}));
+    p.outer_box = split(0, p.outer_dims, std::min({tile, lanes, lanes_of_tile()}));
     const bool keep = limits_.may_keep && p.inner_points * p.outer_box <= 4 * tile;
     // number of rows after which a sum is widened
     const std::int64_t rows = limits_.may_keep && step_.reduces ? 32 : 1;
     split(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile / p.outer_box));
   }
-  // Returns the number of lanes for which a tile with all inner elements stays in registers, so
-  // that later passes neither read nor compute its values again. Such a tile should be contiguous,
-  // so that it is not copied: it has one element of the outer dims before the last one.
-  std::int64_t lanes_in_registers() const {
+  // Returns the number of lanes of a tile that is contiguous, so that it is not copied: it has one
+  // element of the outer dims before the last one. If there are several passes, the tile has all
+  // inner elements and stays in registers, so that later passes neither read nor compute its values
+  // again. If there is no such tile, returns the maximum.
+  std::int64_t lanes_of_tile() const {
     const FusedPlan& p = plan_;
     const std::int64_t tile = limits_.elements, points = std::max<std::int64_t>(1, p.inner_points);
     auto fits = [&](std::int64_t lanes) { return lanes * points <= 4 * tile; };
     const std::int64_t last = p.size[p.outer_dims - 1];
     const bool all_in_one = last == p.outer_points && last <= tile;
-    if (!limits_.may_keep || step_.last_pass() == 0 || all_in_one || !fits(few_lanes)) return tile;
-    if (last >= few_lanes && last * points >= tile / 4 && fits(last)) return last;
+    if (!limits_.may_keep || all_in_one) return tile;
+    const bool contiguous = last >= few_lanes && last * points >= tile / 4;
+    if (step_.last_pass() == 0) return contiguous ? last : tile;
+    if (!fits(few_lanes)) return tile;
+    if (contiguous && fits(last)) return last;
     return fits(2 * few_lanes) ? std::max(2 * few_lanes, tile / points) : few_lanes;
   }
   void choose_rows_of_tile() {

@@ -41,17 +41,20 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
     dims_merged_.count = 1;
   }
 
-  // The last dim but one has the rows of tiles.
   const int last = dims_merged_.count - 1;
   const std::int64_t row_bytes = dims_merged_.size[last] * bytes;
   non_temporal_ = row_bytes >= least_non_temporal_row &&
                   dims_merged_.points(0, dims_merged_.count) * bytes >= fewest_non_temporal_bytes &&
                   dims_merged_.stride[0][last] == 1 && dims_merged_.stride[1][last] == 1;
-  for (int e = row_dim(); e + 1 < last; ++e) dims_merged_.swap(e, e + 1);
-  outer_ = std::max(0, dims_merged_.count - 2);
+  if (!find_pattern()) {
+    // the last dim but one has the rows of tiles
+    for (int e = row_dim(); e + 1 < last; ++e) dims_merged_.swap(e, e + 1);
+    outer_ = std::max(0, dims_merged_.count - 2);
+  }
   outer_points_ = dims_merged_.points(0, outer_);
   const std::int64_t tile_bytes = dims_merged_.points(outer_, dims_merged_.count) * bytes;
-  if (outer_points_ == 1 && dims_merged_.size[outer_] > 1) {  // splits the tile itself
+  const bool has_pattern = !pattern_.empty();
+  if (!has_pattern && outer_points_ == 1 && dims_merged_.size[outer_] > 1) {  // splits the tile
     const std::int64_t row = std::max<std::int64_t>(1, tile_bytes / dims_merged_.size[outer_]);
     per_block_ = std::max<std::int64_t>(1, kCopyGrain / row);
     if (dims_merged_.count > 1) per_block_ = (per_block_ + 31) / 32 * 32;
@@ -60,6 +63,26 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
     per_block_ = std::max<std::int64_t>(1, kCopyGrain / std::max<std::int64_t>(1, tile_bytes));
     blocks_ = tile_bytes == 0 ? 0 : (outer_points_ + per_block_ - 1) / per_block_;
   }
+}
+
+// If the runs of the source are short, finds a tile of several dims that is contiguous in the
+// target and sets the offsets of its elements in the source. For example, a copy of windows of 2 x
+// 3 pixels of c channels has runs of 3 elements, and tiles of c x 2 x 3. Returns true if there is a
+// tile.
+bool Copier::find_pattern() {
+  constexpr std::int64_t least = 24, most = 2048;  // elements of a tile
+  const int last = dims_merged_.count - 1, row = row_dim();
+  const std::int64_t *size = dims_merged_.size, *to = dims_merged_.stride[1];
+  if (last < 2 || size[row] * size[last] >= fewest_for_kernel) return false;
+  std::int64_t points = 1;
+  int first = dims_merged_.count;
+  while (first > 0 && to[first - 1] == points && points * size[first - 1] <= most)
+    points *= size[--first];
+  if (points < least || first > last - 1) return false;
+  outer_ = first;
+  for (std::int64_t i = 0; i < points; ++i)
+    pattern_.push_back(dims_merged_.offset(0, i, first, dims_merged_.count));
+  return true;
 }
 
 // Returns the dim along which the source is contiguous, for square tiles. If there is none, returns
@@ -85,6 +108,10 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
     const std::int64_t columns = dims_merged_.size[b];
     const auto copy_rows = kernels().copy_rows;
     auto piece = [&](const T* s, T* d, std::int64_t rows) {
+      if (!pattern_.empty()) {
+        for (std::size_t k = 0; k < pattern_.size(); ++k) d[k] = s[pattern_[k]];
+        return;
+      }
       auto stream = [&](std::int64_t row, std::int64_t count) {
         copy_non_temporal(reinterpret_cast<std::byte*>(d + row * t[a]),
                           reinterpret_cast<const std::byte*>(s + row * f[a]), count * bytes_);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <utility>
+#include <vector>
 
 #include "haliax/error.h"
 #include "step.h"
@@ -87,11 +88,14 @@ class Copier {
 
  private:
   int row_dim() const;  // the dim of the rows of a tile; the columns are the last dim
+  bool find_pattern();
   MergedDims<2> dims_merged_;
   // dims [0, outer_) are iterated one element at a time, the last one or two dims by tiles
   int bytes_ = 4, outer_ = 0;
   std::int64_t outer_points_ = 1, per_block_ = 1, blocks_ = 0;
   bool non_temporal_ = false;  // long contiguous rows of a result that exceeds the caches
+  std::vector<std::int64_t>
+      pattern_;  // source offsets of a tile of short runs; empty: runs are long
 };
 
 }  // namespace haliax::cpu
