@@ -144,6 +144,8 @@ constexpr double result_element = 24, one_matmul = 5400;
 constexpr double copied_element = 6, copied_run = 140;  // contiguous runs
 constexpr double large_copied_element = 34;             // a copy that does not stay in the cache
 constexpr double moved_element = 60;                    // runs of one element
+constexpr double most_of_short_run = 10;                // in runs that are copied by offsets
+constexpr std::int64_t short_run = 32;                  // elements
 constexpr std::int64_t most_cached = 1 << 18;           // elements of a copy
 
 double time_of(const program::Packing& p) {
@@ -152,7 +154,10 @@ double time_of(const program::Packing& p) {
   for (std::size_t d = p.dims.size(); d-- > 0 && p.from[d] == run && p.to[d] == run;)
     run *= p.dims[d];
   const double element = p.elements > most_cached ? large_copied_element : copied_element;
-  return double(p.elements) * (run > 1 ? element + copied_run / double(run) : moved_element);
+  if (run == 1) return double(p.elements) * moved_element;
+  const double of_run = copied_run / double(run);
+  return double(p.elements) *
+         (element + (run < short_run ? std::min(of_run, most_of_short_run) : of_run));
 }
 double time_of(const program::MatrixProducts& p) {
   const auto &m = p.m, &n = p.n, &k = p.k;
