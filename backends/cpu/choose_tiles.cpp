@@ -85,6 +85,7 @@ class TileChooser {
       choose_lanes();
     } else {
       choose_rows_of_tile();
+      if (p.outer_dims == 0) square_tile();
     }
     p.inner_box = p.outer_box = 1;
     for (int d = 0; d < p.dims; ++d) {

@@ -139,9 +139,50 @@ class MatmulStep final : public CompiledStep {
   std::vector<std::optional<GemmCall>> calls_;  // [worker][edge][accumulate]
 };
 
+// Returns a contraction to a single number as a fused step, the sum of a[k] * b[k]. It reads both
+// operands in place, where a matmul would copy them.
+std::optional<program::Step> as_sum(const program::Step& step) {
+  using program::Code;
+  using program::Instr;
+  const program::Contract& c = step.contract;
+  const auto dims = program::dims_of(c);
+  const bool is_number =
+      program::points(dims.batch) * program::points(dims.m) * program::points(dims.n) == 1;
+  const bool is_float = c.a.dtype == DType::f32 || c.a.dtype == DType::bf16;
+  if (!is_number || !is_float || c.a.dtype != c.b.dtype || c.accumulate) return {};
+
+  program::Fused fused;
+  fused.dims = c.k;
+  auto& code = fused.code;
+  const auto add = [&](Instr in) {
+    code.push_back(std::move(in));
+    return static_cast<int>(code.size()) - 1;
+  };
+  const auto load = [&](program::View view) {
+    view.strides.erase(view.strides.begin(), view.strides.end() - std::ptrdiff_t(c.k.size()));
+    const int x = add({.code = Code::load, .dtype = view.dtype, .inner = true, .view = view});
+    if (view.dtype == DType::f32) return x;
+    return add({.code = Code::cast, .args = {x, -1, -1, -1}, .inner = true});
+  };
+  const int a = load(c.a), b = load(c.b);
+  const int product = add({.code = Code::mul, .args = {a, b, -1, -1}, .inner = true});
+  int sum = add({.code = Code::reduce_sum, .args = {product, -1, -1, -1}});
+  if (c.out.dtype != DType::f32)
+    sum = add({.code = Code::cast, .dtype = c.out.dtype, .args = {sum, -1, -1, -1}});
+  Instr store{.code = Code::store, .dtype = c.out.dtype, .args = {sum, -1, -1, -1}, .view = c.out};
+  store.view.strides.assign(c.k.size(), 0);
+  add(std::move(store));
+
+  program::Step out = step;
+  out.kind = program::Kind::fused;
+  out.fused = std::move(fused);
+  return out;
+}
+
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Context& context) {
+  if (const auto sum = as_sum(step)) return make_fused(*sum, context);
   if (auto created = make_correlation(step)) return created;
   if (auto created = make_gemv(step, context)) return created;
   if (auto plan = plan_matmul(step.contract, context.workers))
@@ -149,6 +190,7 @@ std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Con
   return make_loop_contract(step.contract);
 }
 std::int64_t contract_scratch(const program::Step& step, int workers) {
+  if (const auto sum = as_sum(step)) return fused_scratch(*sum);
   if (is_correlation(step)) return 0;
   if (auto bytes = gemv_scratch(step)) return *bytes;
   auto plan = plan_matmul(step.contract, workers);
