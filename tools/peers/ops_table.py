@@ -168,7 +168,8 @@ SHAPES = {
 ALONG = ("jnp.take_along_axis(x0, cast(1, 'k'), n)", "torch.take_along_dim(x0, cast(1, 'k'), n)")
 INDEX = {
     "take": ("jnp.take(x0, x1, n)", "x0.index_select(n, x1)"),
-    "take with a shared axis": ALONG,
+    # the axis of the ids is the first one
+    "take with a shared axis": (f"jnp.moveaxis({ALONG[0]}, n, 0)", f"{ALONG[1]}.movedim(n, 0)"),
     "slice": "copied(x0[at(n, slice(1, 4))])",
     "slice from an array": ("jax.lax.dynamic_slice_in_dim(x0, x1, 2, n)",
                             "x0.narrow(n, int(x1), 2).clone()"),
