@@ -7,12 +7,12 @@
 #include <string>
 #include <utility>
 
+#include "backends/cpu/loops/loop_code.h"
 #include "base/object_pool.h"
 #include "base/thread_pool.h"
 #include "cpu.h"
 #include "haliax/error.h"
 #include "kernels.h"
-#include "loop_code.h"
 #include "step.h"
 #include "workspace.h"
 

@@ -5,7 +5,7 @@
 //   kernel   many times per run, on one thread: a function of kernels.h, or emitted machine code,
 //            computes a tile or a block
 // For example, a matmul is planned in matmul_plan.cpp, runs in contract.cpp, and its kernels are in
-// kernels_matmul.inc.
+// kernels/matmul.inc.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Tests assembled elementwise ops of the CPU backend: arrays that they read and write in memory.
 #include <doctest/doctest.h>
 
-#include "backends/cpu/assemble.h"
+#include "backends/cpu/assemble/assemble.h"
 #include "support/programs.h"
 
 namespace {

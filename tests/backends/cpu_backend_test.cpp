@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu/gemv.h"
-#include "backends/cpu/scatter_updates.h"
+#include "backends/cpu/matmul/gemv.h"
+#include "backends/cpu/move/scatter_updates.h"
 #include "haliax/error.h"
 #include "support/allocations.h"
 #include "support/product.h"

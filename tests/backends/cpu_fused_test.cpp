@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu/assemble.h"
-#include "backends/cpu/loop_nest.h"
-#include "backends/cpu/packed_bools.h"
+#include "backends/cpu/assemble/assemble.h"
+#include "backends/cpu/fused/packed_bools.h"
+#include "backends/cpu/loops/loop_nest.h"
 #include "haliax/haliax.h"
 #include "support/programs.h"
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <limits>
 
-#include "backends/cpu/fused.h"
+#include "backends/cpu/fused/fused.h"
 #include "haliax/haliax.h"
 
 using namespace haliax;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels.h"
-#include "backends/cpu/non_temporal.h"
+#include "backends/cpu/fused/non_temporal.h"
 #include "haliax/haliax.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "backends/cpu/masks.h"
+#include "backends/cpu/fused/masks.h"
 #include "haliax/haliax.h"
 #include "program/fused.h"
 #include "program/views.h"
