@@ -4,8 +4,16 @@
 //            work into blocks for the threads
 //   kernel   many times per run, on one thread: a function of kernels.h, or emitted machine code,
 //            computes a tile or a block
-// For example, a matmul is planned in matmul_plan.cpp, runs in contract.cpp, and its kernels are in
-// kernels/matmul.inc.
+// For example, a matmul is planned in matmul/matmul_plan.cpp, runs in matmul/contract.cpp, and its
+// kernels are in kernels/matmul.inc.
+//
+// executable.cpp compiles a step by the `make` function of its kind. The functions are in folders:
+//   fused/     plan and run: fused steps, as tapes of ops over tiles
+//   matmul/    plan and run: contractions, and fused steps that are stencils
+//   move/      plan and run: copies, gathers, scatters, sorts and running sums
+//   assemble/  plan and kernel: machine code for elementwise ops of fused steps
+//   loops/     plan and kernel: machine code for loops with small steps
+//   kernels/   kernel: the functions of kernels.h, for each instruction set
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -105,9 +105,9 @@ struct Op {
 };
 using Tape = std::vector<Op>;
 
-// Several ops as one function (assemble.h), for one element. Values are numbered: inputs first,
-// then the result of each op. For example, exp(x - y) for an array x and a scalar y has the inputs
-// {array, one}, the ops {sub(0, 1), exp(2)} and the output 3.
+// Several ops as one function (assemble/assemble.h), for one element. Values are numbered: inputs
+// first, then the result of each op. For example, exp(x - y) for an array x and a scalar y has the
+// inputs {array, one}, the ops {sub(0, 1), exp(2)} and the output 3.
 struct MapCode {
   struct Op {
     MapOp map;
