@@ -1,4 +1,4 @@
-// Strided copies, in blocks for the workers.
+// Plan and run: strided copies, in blocks for the workers.
 #include "backends/cpu/fused/non_temporal.h"
 #include "backends/cpu/kernels.h"
 #include "base/thread_pool.h"

@@ -143,6 +143,8 @@ class ScatterStep final : public CompiledStep {
     };
     lines_.each(0, b.rows, on_segment, b.part);
   }
+  // Like scatter_runs, for strided updates: copies a tile of positions x columns to dense rows,
+  // then updates the target row by row with a vector kernel.
   template <class T, class F>
   void scatter_packed(const T* updates, T* target, const Block& b, const F& f) const {
     using Packed = PackedUpdates<T>;
