@@ -79,7 +79,7 @@ class CumulativeStep final : public CompiledStep {
       return;
     }
     double sums[kMost];
-    RunningSums all = all_sums(sums, count);
+    RunningSums all = kernel_call(sums, count);
     const float* x[kMost];
     float* out[kMost];
     for (std::int64_t l = 0; l < count; ++l) {
@@ -92,7 +92,8 @@ class CumulativeStep final : public CompiledStep {
     all.out_step = what_.out.strides.back();
     kernels().running_sums(all);
   }
-  RunningSums all_sums(double* sums, std::int64_t count) const {
+  // Returns a kernel call for `count` full lines, without their arrays. Initializes the sums.
+  RunningSums kernel_call(double* sums, std::int64_t count) const {
     RunningSums all{};
     all.lines = count;
     all.n = lines_.length;
@@ -122,7 +123,7 @@ class CumulativeStep final : public CompiledStep {
                        bytes = haliax::bytes_of(type), x_step = what_.x.strides.back(),
                        out_step = what_.out.strides.back();
     double sums[kMost];
-    RunningSums part = all_sums(sums, count);
+    RunningSums part = kernel_call(sums, count);
     const float* x[kMost];
     float* out[kMost];
     for (std::int64_t l = 0; l < count; ++l) x[l] = out[l] = values + l * (columns ? 1 : tile);
