@@ -30,9 +30,10 @@ struct GemvPlan {
   // Returns the size of the partial sums if k is split: (outer element, part of k, n).
   std::int64_t partial_floats() const { return k_blocks > 1 ? points(outer) * k_blocks * n.n : 0; }
 };
-// columns per pass; floats of x at a time; multiplications per task
-constexpr std::int64_t widest = 2048, most_x = 1 << 15, enough = 1 << 15;
-constexpr std::int64_t least_tasks = 16;
+constexpr std::int64_t kMostColumns = 2048;  // per pass
+constexpr std::int64_t kMostX = 1 << 15;     // floats of x at a time
+constexpr std::int64_t kTaskWork = 1 << 15;  // multiplications per task
+constexpr std::int64_t kLeastTasks = 16;
 std::int64_t parts_of(std::int64_t n, std::int64_t block) { return (n + block - 1) / block; }
 
 bool is_read(DType type) { return type == DType::f32 || type == DType::bf16; }
@@ -40,17 +41,17 @@ bool is_read(DType type) { return type == DType::f32 || type == DType::bf16; }
 // Splits n, and k if there are too few tasks otherwise.
 void choose_blocks(GemvPlan& plan) {
   const std::int64_t n = plan.n.n, k = plan.k.n, matrices = points(plan.outer),
-                     most_tasks = std::max<std::int64_t>(1, n * k / enough);  // per matrix
+                     most_tasks = std::max<std::int64_t>(1, n * k / kTaskWork);  // per matrix
   plan.k_block = k;
   if (plan.rows_are_n) {
     const std::int64_t tasks =
-        std::min(most_tasks, std::max<std::int64_t>(1, 4 * least_tasks / matrices));
+        std::min(most_tasks, std::max<std::int64_t>(1, 4 * kLeastTasks / matrices));
     plan.n_block = parts_of(parts_of(n, tasks), 4) * 4;
   } else {
-    plan.n_block = parts_of(parts_of(n, parts_of(n, widest)), 16) * 16;
+    plan.n_block = parts_of(parts_of(n, parts_of(n, kMostColumns)), 16) * 16;
     const std::int64_t tasks = matrices * parts_of(n, plan.n_block),
-                       k_parts = std::min(most_tasks, parts_of(least_tasks, tasks));
-    plan.k_block = std::min(most_x, parts_of(parts_of(k, k_parts), 8) * 8);
+                       k_parts = std::min(most_tasks, parts_of(kLeastTasks, tasks));
+    plan.k_block = std::min(kMostX, parts_of(parts_of(k, k_parts), 8) * 8);
   }
   plan.n_blocks = parts_of(n, plan.n_block);
   plan.k_blocks = parts_of(k, plan.k_block);
@@ -63,7 +64,7 @@ std::optional<GemvPlan> plan_gemv(const Contract& c) {
   if (points(dims.m) != 1 || points(dims.n) < 8 || points(dims.k) < 8) return {};
   const std::int64_t work = points(dims.n) * points(dims.k);
   // for small contractions, LoopContractStep accumulates in f64
-  if (work < 2048 || work * points(dims.batch) < enough) return {};
+  if (work < 2048 || work * points(dims.batch) < kTaskWork) return {};
   if (!is_read(c.a.dtype) || !is_read(c.b.dtype) || !is_read(c.out.dtype)) return {};
   dims.normalize();
   if (dims.k.size() != 1) return {};
@@ -73,7 +74,7 @@ std::optional<GemvPlan> plan_gemv(const Contract& c) {
   for (std::size_t d = 0; d < dims.n.size(); ++d)
     if (plan.rows_are_n ? dims.n[d].n > dims.n[chosen].n : dims.n[d].b == 1) chosen = d;
   plan.n = dims.n[chosen];
-  if (plan.rows_are_n ? plan.k.n > most_x || plan.n.b == 0 : plan.n.b != 1 || plan.k.b == 0)
+  if (plan.rows_are_n ? plan.k.n > kMostX || plan.n.b == 0 : plan.n.b != 1 || plan.k.b == 0)
     return {};
   plan.outer = dims.batch;
   for (std::size_t d = 0; d < dims.n.size(); ++d)
@@ -131,10 +132,10 @@ class GemvStep final : public CompiledStep {
     float* partial =
         at.partial ? at.partial + (outer_element * p.k_blocks + k_part) * p.n.n : nullptr;
     // columns whose sums fit into the workspace and the first-level cache
-    for (std::int64_t first = n; first < end; first += widest) {
+    for (std::int64_t first = n; first < end; first += kMostColumns) {
       const Range range{.outer_element = outer_element,
                         .n = first,
-                        .columns = std::min(widest, end - first),
+                        .columns = std::min(kMostColumns, end - first),
                         .k = k,
                         .depth = std::min(p.k_block, p.k.n - k)};
       float* sums = partial ? partial + first : reinterpret_cast<float*>(workspace());
@@ -211,7 +212,7 @@ class GemvStep final : public CompiledStep {
         at.w + (offset_at(p.outer, &MatrixDim::b, r.outer_element) + r.n * p.n.b + r.k * p.k.b) *
                    bytes_of(w_type_);
     const bool is_dense = x_type_ == DType::f32 && p.k.a == 1;
-    auto* converted = reinterpret_cast<float*>(workspace()) + widest;
+    auto* converted = reinterpret_cast<float*>(workspace()) + kMostColumns;
     if (!is_dense) kernels().load(x_type_)(converted, x, p.k.a, r.depth);
     kernels().gemv({.n = r.columns,
                     .k = r.depth,
@@ -228,7 +229,7 @@ class GemvStep final : public CompiledStep {
     std::byte* to = out + (offset_at(p.outer, &MatrixDim::out, outer_element) + n * p.n.out) *
                               bytes_of(out_type_);
     if (contract_.accumulate) {
-      auto* before = reinterpret_cast<float*>(workspace()) + widest;
+      auto* before = reinterpret_cast<float*>(workspace()) + kMostColumns;
       kernels().load(out_type_)(before, to, p.n.out, count);
       for (std::int64_t j = 0; j < count; ++j) sums[j] += before[j];
     }
@@ -245,7 +246,7 @@ class GemvStep final : public CompiledStep {
   Scratch scratch_;
   int workers_;
 };
-static_assert((widest + most_x) * 4 <= workspace_bytes);
+static_assert((kMostColumns + kMostX) * 4 <= workspace_bytes);
 
 }  // namespace
 
