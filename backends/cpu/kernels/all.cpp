@@ -43,6 +43,8 @@ using program::Code;
 #include "sort.inc"
 
 #if defined(__AVX2__)
+#include "blocks.inc"
+
 #include "matmul.inc"
 #else  // oneDNN is as fast
 constexpr const MatmulKernel* matmul_or_none = nullptr;

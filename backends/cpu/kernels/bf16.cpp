@@ -24,6 +24,8 @@ namespace {
 
 #include "bf16_vectors.inc"
 
+#include "blocks.inc"
+
 using Word = std::uint32_t;  // a pair of bf16
 // a tile: 8 rows of 3 vectors of sums, 24 of 32 registers
 constexpr std::int64_t kLanes = 16, kRows = 8, kVectors = 3, kColumns = kLanes * kVectors;
@@ -34,16 +36,6 @@ constexpr std::int64_t kWidth = 1536;     // columns of a block of b
 constexpr std::int64_t kSums = 1 << 18;   // sums that wait for further parts
 constexpr std::int64_t kPanels = kWidth / kLanes;
 constexpr std::int64_t kMostTaps = 64;  // terms that share a block of b
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t round_up(std::int64_t x, std::int64_t unit) {
-  return ceil_div(x, unit) * unit;
-}
-// Splits n into about equal parts of at most `most`, each a multiple of `unit`. Returns the size of
-// a part.
-constexpr std::int64_t even_part(std::int64_t n, std::int64_t most, std::int64_t unit) {
-  return round_up(ceil_div(n, ceil_div(n, most)), unit);
-}
 
 __m512i load_words(const Word* from) { return _mm512_loadu_si512(from); }
 Word read_word(const Bf16* from) {
