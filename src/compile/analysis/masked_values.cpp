@@ -85,7 +85,8 @@ class MaskedValue {
       if (auto zero = underflow(node)) return zero;
     return rebuilt(n, std::move(in), axes);
   }
-  // A matmul that keeps the axis is 0 if an operand is 0 along the entire axis.
+  // A matmul that keeps the axis is 0 if an operand is 0 along the entire axis. Prefers an operand
+  // that is the number 0; otherwise the caller tests one at run time (`if_zero`).
   NodePtr batched_matmul(const Node& n) {
     NodePtr operand;
     for (auto& x : n.in) {

@@ -19,8 +19,9 @@ class BlockRanges {
  public:
   explicit BlockRanges(const std::vector<AxisBlocks>& blocks) : blocks_(blocks) {}
 
-  // Returns a flag per block. somewhere: false if the mask is false in the entire block. Otherwise:
-  // true if the mask is true in the entire block. Null: not known.
+  // Returns a flag per block that may err to one side only. With `somewhere`, a false flag proves
+  // that the mask is false in the entire block. Without it, a true flag proves that the mask is
+  // true in the entire block. Null: not known.
   NodePtr truth(const NodePtr& mask, bool somewhere) const {
     auto& m = *mask;
     if (is_number(mask)) return mask;

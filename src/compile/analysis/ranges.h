@@ -13,9 +13,9 @@ struct AxisBlocks {
   Axis blocks() const;  // the axis of the blocks, such as "(blocks of 32 k)"
 };
 
-// Returns a flag per block of these axes: false if the mask is false in the entire block. The flags
-// lack all other axes. They are computed from comparisons of positions and of ids along one axis,
-// without the mask. Null: there are no cheap flags.
+// Returns a flag per block of these axes: false only if the mask is false in the entire block. The
+// flags lack all other axes. They are computed from comparisons of positions and of ids along one
+// axis, without the mask. Null: there are no cheap flags.
 NodePtr may_be_true(const NodePtr& mask, const std::vector<AxisBlocks>&);
 
 // The least and the largest value in each block, in i64. The only axes are those of blocks.

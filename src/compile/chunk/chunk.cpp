@@ -22,9 +22,8 @@ struct RegionTiler {
   // loops around the call, then calls of the user before scores, then the outermost of nested
   // calls, then the oldest boundary.
   //
-  // - loop_invariant: false: calls that were traced at this depth. true: calls that were traced in
-  // a
-  //   loop and are loop-invariant.
+  // - loop_invariant: false: calls that were traced at this depth. true: loop-invariant calls that
+  //   were traced in a loop.
   // - done: calls that are tiled. Their boundaries may still be found here: the body of a loop may
   //   read a value that was entered outside of the body, and only the enclosing level removes that
   //   boundary.
@@ -92,7 +91,8 @@ struct RegionTiler {
 
 }  // namespace
 
-// For example, the gradient of an f32 parameter that is cast to bf16 for a matmul is the sum of a
+// Widens only matmuls that are summed over tiles, and those whose value leaves the region. For
+// example, the gradient of an f32 parameter that is cast to bf16 for a matmul is the sum of a
 // matmul over tiles. The gradient stays f32 throughout, instead of being rounded to bf16 and cast.
 Nodes f32_matmuls(const Nodes& roots) {
   auto all = all_nodes(roots);

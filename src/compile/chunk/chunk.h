@@ -1,6 +1,10 @@
 // chunked_reduce: regions of a graph, computed tile by tile. A tile is a block of the tiled axis,
 // which the public interface calls a chunk.
 //
+// The files, from the call to the loops: chunk (levels, order of calls), search (tile sizes;
+// isolated_subgraph and cost weigh a candidate), tile_plan (one plan as loops), region (one axis:
+// its members, passes and loops).
+//
 // In      a graph after differentiation, in which boundaries (prim::enter, prim::leave) mark the
 //         regions of chunked_reduce calls, forward and backward.
 // Out     loops over tiles in place of the regions, and no boundaries.

@@ -30,11 +30,12 @@ class RegionLoops {
     auto i = tiles_.find(&n);
     return i == tiles_.end() ? nothing : i->second;
   }
-  Axes axes_on_tile(Axes, Name, std::size_t body) const;
-  NodePtr tile_of(const NodePtr&, Name, std::size_t body);
-  NodePtr node_on_tile(const NodePtr&, Name, std::size_t body);
+  // `a`: the name of the tiled axis in the node (RegionMembers::name_in).
+  Axes axes_on_tile(Axes, Name a, std::size_t body) const;
+  NodePtr tile_of(const NodePtr&, Name a, std::size_t body);
+  NodePtr node_on_tile(const NodePtr&, Name a, std::size_t body);
   NodePtr loop_on_tile(const NodePtr&, std::size_t body);
-  NodePtr with_swapped_names(const NodePtr&, Name) const;
+  NodePtr with_swapped_names(const NodePtr&, Name a) const;
   LoopResult reduction_result(const NodePtr&);
   // The final values after the loops so far: their reductions and stacked results, and the nodes
   // outside of the region that depend on these.

@@ -190,8 +190,7 @@ Names RegionMembers::names_read_by(const NodePtr& n, bool& partial) const {
 //
 // - A block scan on tiles, or a result of a loop along the axis, is inside.
 // - A node that reads no value with the axis, and no partial sum, is outside.
-// - A slice x[i] at the index i of a loop marks that loop as one along the axis. The slice itself
-// is
+// - A slice x[i] at the index i of a loop marks that loop as one along the axis. The slice is
 //   outside.
 // - A node that reads two names of the axis is refused. For example, x + y, where y is x with "pos"
 //   renamed to "key".

@@ -20,8 +20,8 @@ struct IterationFlags {
   NodePtr may_be_true = {};
 };
 IterationFlags iteration_flags(const std::vector<IterationResult>&, const Node* index);
-// Returns the value of an iteration as if it were computed without tiles of other axes. Null: not
-// applicable.
+// Returns the value of an iteration as if it were computed without tiles of other axes, so that
+// iteration_flags finds masks of the entire iteration in it. Null: it has another form.
 NodePtr untiled(const NodePtr& value, const Node* index);
 // A part of an iteration. Parts share no contraction and are skipped by different masks, such as
 // two heads in one loop, each with its own tokens.

@@ -1,4 +1,4 @@
-// Passes over loops.
+// Passes over loops. early_exit.h is not a pass: it finds flags by which iterations are skipped.
 //
 // In      a graph without region boundaries (except merge_carried), with traced and tiled loops.
 // Out     the same values from fewer loops, results and arrays.

@@ -81,15 +81,17 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& dependents_of_a,
   auto shares = [&](auto& x) {
     return depends_on_a(x) || std::count(ia.slices.begin(), ia.slices.end(), x);
   };
-  if (!carried && std::none_of(ib.slices.begin(), ib.slices.end(), shares)) return nullptr;
-  if (std::any_of(ib.invariants.begin(), ib.invariants.end(), depends_on_a)) return nullptr;
+  if (!carried && std::none_of(ib.slices.begin(), ib.slices.end(), shares))
+    return nullptr;  // nothing is shared
+  if (std::any_of(ib.invariants.begin(), ib.invariants.end(), depends_on_a))
+    return nullptr;  // each iteration of b reads a final result of a
   if (std::any_of(lb.results.begin(), lb.results.end(),
                   [&](auto& r) { return depends_on_a(r.start); }))
     return nullptr;
   Rewrite to;
   for (auto& x : ib.slices) {
     if (!depends_on_a(x)) continue;
-    if (carried) return nullptr;
+    if (carried) return nullptr;  // a is not recomputed from a carry
     for (std::size_t body = 0; body < la.index.size(); ++body) {
       RecomputeInBody recompute{a, body, dependents_of_a};
       auto tile = recompute(x);

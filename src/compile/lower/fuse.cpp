@@ -1,5 +1,9 @@
 // Fusion of a scope into units: finds the nodes that need memory, and the kernel that computes each
 // node.
+//
+// ScopeNodes   the nodes of a scope, collectives in plan order
+// Anchors      which of them are in memory, and which one kernel computes for all readers
+// Builder      units: kernels, single nodes and copies
 #include "compile/lower/fuse.h"
 
 #include <algorithm>

@@ -3,8 +3,8 @@
 //
 // Passes prepare the graph: `window_sums`, `lazy_selects`, `batch_loops`, `softmax_matmuls`,
 // `row_dots` and `first_positions` (below), and `masked_matmuls` (masked_matmuls.h). Two analyses
-// are arguments of `lower`: `split_iterations` (loops.h) finds the parts of iterations that may be
-// skipped, and `layouts_of` (layout.h) chooses the memory layout of values.
+// are arguments of `lower`: `split_iterations` (early_exit.h) finds the parts of iterations that
+// may be skipped, and `layouts_of` (layout.h) chooses the memory layout of values.
 //
 // In      a graph without region boundaries and tracers (other wraps, such as barriers, are lowered
 //         as the value that they wrap); placeholders of the arguments.

@@ -158,7 +158,7 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
   Term t;
   if (start->op == &prim::kIndex) {
     auto at = prim::index_start(*start);
-    auto variable = variables_.at(start.get());
+    auto variable = variables_.at(start.get());  // >= 0: the index starts at 0 (lower_loop)
     if (variable < 0)
       t.stride = at * stride;
     else {

@@ -132,6 +132,7 @@ class Overlap {
       auto t = accessed_by(s);
       std::erase_if(open, [&](StartedCollective& c) {
         if (!c.conflicts_with(t)) return false;
+        // The next step already waits for it: it remains one synchronous call.
         bool at_once = out.back().kind == Kind::collective &&
                        out.back().collective.call == c.finish.finish.call;
         if (at_once)

@@ -43,7 +43,8 @@ class SharedSlots {
     return p.slot(slot).home == program::Home::arena || is_donated(slot);
   }
   bool is_root(int slot) const { return find_root(slot) == slot; }
-  void share(int slot, int with) {  // places `slot` in the memory of `with`
+  // Places `slot`, which must be a root, and all slots of its memory in the memory of `with`.
+  void share(int slot, int with) {
     int r = root_[std::size_t(slot)] = find_root(with);
     auto &a = liveness_[std::size_t(r)], &b = liveness_[std::size_t(slot)];
     a.first = std::min(a.first, b.first);

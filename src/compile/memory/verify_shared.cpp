@@ -88,8 +88,9 @@ struct SharedCheck {
       auto shares = [&](int slot) {
         return members[memory(slot)] > 1 && p.slots[std::size_t(slot)].bytes > 0;
       };
+      // The start of a collective counts as its accesses, so its finish has none.
       if (s.kind != Kind::finish)
-        for (bool written : {false, true})
+        for (bool written : {false, true})  // reads first: a step may overwrite what it reads
           each_access(s, [&](int slot, bool writes_it, const View* v) {
             if (writes_it != written || !shares(slot)) return;
             if (!writes_it) return read(s, slot, v);

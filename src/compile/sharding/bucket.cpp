@@ -152,8 +152,9 @@ struct Bucketing {
       first.bytes += bytes;
     }
   }
-  // Returns the position at which each version may run. Reductions, and cheap versions that only
-  // reductions read, run as early as possible. Other versions retain their positions.
+  // Returns the first position at which each version may run: for a reduction, and for the cheap
+  // versions from which it is computed, the position of the last other version that they need.
+  // Other versions retain their positions. `order` delays reductions to the last of their bucket.
   std::map<int, int> ready_at(const std::vector<int>& versions) {
     std::map<int, int> at;
     for (std::size_t i = 0; i < versions.size(); ++i) at[versions[i]] = int(i);
