@@ -1,3 +1,4 @@
+// Ops and values on blocks of their axes.
 #include "ops/block.h"
 
 #include <algorithm>

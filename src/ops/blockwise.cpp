@@ -137,8 +137,9 @@ Axes with_name(Axes axes, Name from, Name to) {
     if (a.name == from) a.name = to;
   return axes;
 }
-// Returns the positions that a slice of this axis reads, moved so that the slice fits. Null for a
-// slice at the index of a loop, whose iterations read the full axis.
+// Returns the positions that a slice of this axis reads, moved so that the slice fits: an array
+// along an axis named `called`, or a scalar if the slice drops its axis. Null for a slice at the
+// index of a loop, whose iterations read the full axis.
 NodePtr positions_of(const Node& n, const Axis& full, Name called) {
   auto c = SliceAttr::of(n);
   auto start = n.in.size() > 1 ? n.in[1] : nullptr;

@@ -362,7 +362,8 @@ NodePtr in_range(const std::vector<AxisIds>& picks, const Axes& table) {
   }
   return all;
 }
-// Returns the ids of all indexed axes, as a scatter needs them.
+// Returns the ids of all indexed axes, as a scatter needs them. Index arrays come first, so their
+// axes are the first dims of the scatter.
 std::vector<AxisIds> all_ids(const std::vector<AxisIndex>& parts) {
   std::vector<AxisIds> picks;
   for (auto& p : parts)

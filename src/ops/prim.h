@@ -1,5 +1,9 @@
 // The primitives, as nodes with explicit axes. The public ops (include/haliax/ops.h) and all
-// gradients are composed of them.
+// gradients are composed of them. Defined in leaves.cpp, elementwise.cpp, fold.cpp (reductions and
+// contractions), shape.cpp, pick.cpp (gather and scatter), order.cpp and wraps.cpp.
+//
+// Ops on parts of an axis: block.h (one block alone), block_scan.h (one block after another, with
+// a state), blockwise.h (all blocks at once, then combined).
 #pragma once
 #include "graph/axes.h"
 #include "graph/loop.h"

@@ -137,7 +137,7 @@ struct JitCore::Impl {
   void place_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
   MeshProgram* compile_on_mesh(Compilation&, const std::string& backend_name, bool simulated);
 
-  // ---- jit_report.cpp ----
+  // ---- report/jit_report.cpp ----
   void report_loops(const Compilation&);
   void report_not_donated(const program::Program&);
   void report_program(const Compilation&, const MeshProgram*);

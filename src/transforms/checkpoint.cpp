@@ -93,6 +93,7 @@ struct Checkpointed : CustomVjp {
     }
     auto values = outs;
     append(values, saved);
+    // The recomputation is a new graph, so its large scores get boundaries of their own.
     auto ys = with_score_boundaries(substitute(values, to), scores_budget(context().scores_budget),
                                     context().loop_depth, recomputed);
     Rewrite read;  // from recomputed values to saved ones

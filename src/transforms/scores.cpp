@@ -207,7 +207,8 @@ class ScoresOfLevel {
     if (auto* n = find_equality(scores, found.scores)) return refuse(*n);
     return found;
   }
-  // Returns the rows that scores or contractions over the keys read, and the rows that read scores.
+  // Returns the rows that the region must compute: those that read scores, and those that scores,
+  // outs or needed rows read. Readers are visited before their operands.
   Set needed_rows(const Set& all_scores, const Set& rows, const Set& outs) const {
     Set needed;
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
@@ -301,9 +302,9 @@ class ScoresOfLevel {
     }
     return false;
   }
-  // Adds nodes that only the region reads, if they would be as large as the scores (a second
-  // matmul, a bias that is looked up, another softmax), or have one value per query and are
-  // computed from such nodes. Also adds scaled or cast queries.
+  // Adds nodes that only the region reads, and that would be stored in full outside of it: nodes as
+  // large as the scores (a second matmul, a looked-up bias, another softmax), scaled or cast
+  // queries, and `rows`, which have one value per query and are computed from nodes of that size.
   void add_operands(Set& inside, Name queries, const Axes& keys) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set rows;
