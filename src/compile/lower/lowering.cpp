@@ -222,9 +222,7 @@ void Lowering::lower_node(const NodePtr& n) {
     n->op->lower(*n, *this);
     accumulating_ = false;
   } else {
-    auto place = result_;
     n->op->lower(*n, *this);
-    result_ = place;
   }
   if (!add) set_place(n.get(), result_);
 }
