@@ -87,7 +87,7 @@ class Overlap {
     each_step(p.steps, [&](const Step& s) { count(s); });
   }
   void run() {
-    for (auto& c : in_list(p_.steps)) p_.steps.push_back(c.finish);
+    for (auto& c : start_and_finish(p_.steps)) p_.steps.push_back(c.finish);
   }
 
  private:
@@ -124,7 +124,7 @@ class Overlap {
   }
   // Starts the collectives of a list and finishes each before the first step that accesses its
   // arrays. Returns the collectives that are in flight after the list.
-  std::vector<StartedCollective> in_list(std::vector<Step>& list) {
+  std::vector<StartedCollective> start_and_finish(std::vector<Step>& list) {
     move_starts_up(list);
     std::vector<Step> out;
     std::vector<StartedCollective> open;
@@ -147,9 +147,9 @@ class Overlap {
       std::vector<StartedCollective> more;
       if (s.kind == Kind::loop) {
         for (auto& first : prefetch(s)) push(std::move(first));
-        more = in_iteration(s.body);
+        more = start_and_finish_in_loop(s.body);
       } else if (s.kind == Kind::conditional) {
-        more = in_list(s.body);
+        more = start_and_finish(s.body);
       } else if (s.kind == Kind::collective) {
         const bool is_prefetched = s.collective.call >= 0;  // prefetch() numbered it
         if (!is_prefetched && s.collective.sent_bytes >= kMinSentBytes)
@@ -164,8 +164,8 @@ class Overlap {
   }
   // Collectives in flight at the end of an iteration are finished in the next iteration, or after
   // the loop.
-  std::vector<StartedCollective> in_iteration(std::vector<Step>& body) {
-    auto open = in_list(body);
+  std::vector<StartedCollective> start_and_finish_in_loop(std::vector<Step>& body) {
+    auto open = start_and_finish(body);
     auto left = open;
     std::vector<Step> out;
     for (auto& s : body) {
