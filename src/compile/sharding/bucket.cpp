@@ -158,12 +158,13 @@ struct Bucketing {
   std::map<int, int> ready_at(const std::vector<int>& versions) {
     std::map<int, int> at;
     for (std::size_t i = 0; i < versions.size(); ++i) at[versions[i]] = int(i);
+    std::set<int> known;
     std::function<int(int)> soonest = [&](int k) {
       auto& v = plan.version(k);
       auto kind = graph.ptr(v.node)->op->kind;
       bool light = v.is<Generate>() || v.is<ResultOfLoop>() ||
                    (v.is<Compute>() && (kind == Kind::map || kind == Kind::view));
-      if (!v.sums() && !light) return at[k];
+      if ((!v.sums() && !light) || !known.insert(k).second) return at[k];
       int last = -1;
       for (int x : v.in)
         if (x >= 0 && at.count(x)) last = std::max(last, soonest(x));
