@@ -131,7 +131,7 @@ class BlockwiseTopK {
 };
 
 // ---- slices at dynamic positions ----
-Name positions_of(Name axis) { return Name("(positions of " + std::string(axis.text()) + ")"); }
+Name positions_name(Name axis) { return Name("(positions of " + std::string(axis.text()) + ")"); }
 Axes with_name(Axes axes, Name from, Name to) {
   for (auto& a : axes)
     if (a.name == from) a.name = to;
@@ -156,7 +156,7 @@ NodePtr positions_of(const Node& n, const Axis& full, Name called) {
 // the positions provide them.
 NodePtr picked_slice(NodeRef n) {
   auto c = SliceAttr::of(*n);
-  Name positions = positions_of(c.axis);
+  Name positions = positions_name(c.axis);
   auto ids = positions_of(*n, *find(*n->in[0], c.axis), positions);
   if (!ids) return nullptr;
   auto out = gather(n->in[0], {{c.axis, ids}}, with_name(n->axes, c.axis, positions),
@@ -223,7 +223,7 @@ NodePtr with_renamed_ids(NodeRef n, Name axis) {
   auto full = *find(*n->in[0], axis);
   const auto& axis_ids = n->in[1 + index_among(indexed_axes(*n), axis)];
   if (auto c = selected_slice(axis_ids, full); c && n->in.size() == 2) return slice(n->in[0], *c);
-  Name positions = positions_of(axis);
+  Name positions = positions_name(axis);
   auto picks = picks_of(*n, 1);
   for (auto& [a, ids] : picks) ids = rename(ids, {axis}, {positions});
   return rename(gather(n->in[0], picks, with_name(n->axes, axis, positions), attr.outside),
@@ -259,7 +259,7 @@ NodePtr scatter_blockwise(NodeRef n, Name axis, int) {
   const bool sets_or_adds =
       attr.update == program::Update::set || attr.update == program::Update::add;
   if (sets_or_adds && slices.size() == picks.size()) return scatter_to_slices(n, slices);
-  Name positions = positions_of(axis);
+  Name positions = positions_name(axis);
   for (auto& [a, ids] : picks) ids = rename(ids, {axis}, {positions});
   auto updates = rename(n->in[1], {axis}, {positions});
   return scatter(n->in[0], updates, picks, attr.update, attr.clamp);
