@@ -84,27 +84,26 @@ struct Checkpointed : CustomVjp {
   Nodes outs, inputs;  // the trace: results as functions of placeholders and captured arrays
   Nodes saved;         // values of the trace that are operands, after the arrays
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
-    Nodes recomputed;
+    Nodes delayed;  // the inputs after barriers: the recomputation follows the cotangent
     Rewrite to;
     for (std::size_t k = 0; k < inputs.size(); ++k) {
-      // recomputed only after the cotangent
-      recomputed.push_back(prim::barrier(operands[results + k], gs[0]));
-      to[inputs[k].get()] = recomputed.back();
+      delayed.push_back(prim::barrier(operands[results + k], gs[0]));
+      to[inputs[k].get()] = delayed.back();
     }
     auto values = outs;
     append(values, saved);
     // The recomputation is a new graph, so its large scores get boundaries of their own.
     auto ys = with_score_boundaries(substitute(values, to), scores_budget(context().scores_budget),
-                                    context().loop_depth, recomputed);
+                                    context().loop_depth, delayed);
     Rewrite read;  // from recomputed values to saved ones
     for (std::size_t k = saved.size(); k-- > 0; ys.pop_back())
       read[ys.back().get()] = prim::barrier(operands[results + inputs.size() + k], gs[0]);
-    auto back = vjp(ys, gs, recomputed);
+    auto back = vjp(ys, gs, delayed);
     if (!saved.empty()) back = substitute_present(back, read);
     // An array that is two operands has one cotangent, which covers both.
     std::unordered_set<const Node*> counted;
     for (std::size_t k = 0; k < back.size(); ++k)
-      if (!counted.insert(recomputed[k].get()).second) back[k] = nullptr;
+      if (!counted.insert(delayed[k].get()).second) back[k] = nullptr;
     return back;
   }
   std::string fault(const Nodes& operands) const override {

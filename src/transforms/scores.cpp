@@ -213,7 +213,7 @@ class ScoresOfLevel {
     Set needed;
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto* n = i->get();
-      if (rows.count(n) && (needed.count(n) || reads(*n, all_scores))) needed.insert(n);
+      if (rows.count(n) && reads(*n, all_scores)) needed.insert(n);
       if (!needed.count(n) && !all_scores.count(n) && !outs.count(n)) continue;
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
@@ -317,10 +317,11 @@ class ScoresOfLevel {
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto& n = **i;
       auto readers = readers_.find(&n);
-      bool is_only_reader =
+      bool only_region_reads =
           readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(),
                                                    [&](auto* r) { return inside.count(r) > 0; });
-      if (!is_only_reader || inside.count(&n) || roots_.count(&n) || n.in.empty() || !is_allowed(n))
+      if (!only_region_reads || inside.count(&n) || roots_.count(&n) || n.in.empty() ||
+          !is_allowed(n))
         continue;
       bool is_operand = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
       if (is_operand && maps_along(n, queries)) inside.insert(&n);
