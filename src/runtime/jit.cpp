@@ -366,10 +366,10 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
   }
   if (e.mesh)  // `set_devices` may have removed some
     impl_->require_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
-  std::vector<bool> given;
+  std::vector<bool> may_overwrite;
   std::vector<ArgumentValue> arguments;
   if (e.donates()) {
-    arguments = impl_->argument_values(e, w, deferred, given);
+    arguments = impl_->argument_values(e, w, deferred, may_overwrite);
   } else {
     arguments.reserve(count);
     GraphReader reader;
@@ -380,10 +380,10 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     }
   }
   if (e.mesh) {
-    given.resize(count);
+    may_overwrite.resize(count);
     std::vector<BufferPtr> values;
     for (auto& a : arguments) values.push_back(std::move(a.owner));
-    auto created = e.mesh->run(values, given);
+    auto created = e.mesh->run(values, may_overwrite);
     impl_->split_bytes = created.split_bytes;
     return e.assemble(created.results);
   }
@@ -396,7 +396,7 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
 // copied, because the Program overwrites them too.
 std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const Walk& w,
                                                           const Nodes& deferred,
-                                                          std::vector<bool>& given) const {
+                                                          std::vector<bool>& may_overwrite) const {
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& {
     return w.arrays[e.leaf_of_input[i]]->node();
@@ -418,13 +418,13 @@ std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const
              !(times_deferred > 0 && n.use_count() > 1 + times_deferred);
     };
     for (std::size_t i = 0; i < count; ++i) {
-      given.push_back(e.donated[i] && !scoped_profiler() && may_be_donated(input(i)));
+      may_overwrite.push_back(e.donated[i] && !scoped_profiler() && may_be_donated(input(i)));
       values.push_back({input(i)->value.get()});
       uses.push_back(0);
       for (std::size_t k = 0; k < count; ++k) uses.back() += input(k) == input(i);
     }
     for (std::size_t i = 0; i < count; ++i) {
-      if (!given[i]) continue;
+      if (!may_overwrite[i]) continue;
       auto& n = const_cast<Node&>(*input(i));
       n.donated.set("this array was donated to the call of jit at " + to_string(options.at) +
                     " and cannot be used any more");
@@ -435,7 +435,7 @@ std::vector<ArgumentValue> JitCore::Impl::argument_values(const Cached& e, const
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
     auto& v = values[i].owner;  // may have other readers
-    bool alone = uses[i] == 1 && given[i] && has_use_count(v, 1);
+    bool alone = uses[i] == 1 && may_overwrite[i] && has_use_count(v, 1);
     v = alone ? e.compiled.memory.donate(*v) : e.compiled.memory.copy(*v);
   }
   if (auto* p = scoped_profiler()) p->exclude_time(seconds_now() - began);

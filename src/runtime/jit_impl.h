@@ -133,7 +133,7 @@ struct JitCore::Impl {
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
   std::vector<ArgumentValue> argument_values(const Cached&, const Walk&, const Nodes& late,
-                                             std::vector<bool>& given) const;
+                                             std::vector<bool>& may_overwrite) const;
   void place_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
   MeshProgram* compile_on_mesh(Compilation&, const std::string& backend_name, bool simulated);
 
