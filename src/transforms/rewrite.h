@@ -25,6 +25,16 @@ struct Rewrite : std::unordered_map<const Node*, NodePtr> {
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr,
                  std::unordered_set<const Node*>* same = nullptr);
 NodePtr substitute(NodeRef root, Rewrite& to);
+// Rewrites until `add_one(roots, to)` adds nothing. It adds one rewrite at a time, since bodies of
+// other loops may refer to the node that the rewrite replaces.
+template <class AddOne> Nodes rewrite_one_by_one(Nodes roots, const AddOne& add_one) {
+  for (;;) {
+    Rewrite to;
+    add_one(roots, to);
+    if (to.empty()) return roots;
+    roots = substitute(roots, to);
+  }
+}
 // Returns a copy of the graph in the domain in scope (NodeDomainScope), loop bodies included. The
 // copy is compiled while other threads read values, which drops the inputs of nodes. Nodes with a
 // value become data; data and inputs are shared with the original. Requires a GraphReader.

@@ -36,9 +36,10 @@ NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other,
   return loop_result(replace_loop(r->in[0], std::move(l), to), result_number(*r));
 }
 
-// Rewrites the first addition to a loop sum, if there is one. One at a time: a second rewrite would
-// build on the loop that the first one replaces.
-void rewrite_one(const Nodes& live, std::unordered_map<const Node*, int>& users, Rewrite& to) {
+// Rewrites the first addition to a loop sum, if there is one.
+void accumulate_one(const Nodes& roots, Rewrite& to) {
+  auto live = all_nodes(roots);
+  auto users = users_of(live, roots);
   for (auto& n : live)
     for (std::size_t side = 0; side < 2 && prim::combines(*n, Monoid::sum); ++side)
       if (auto sum = added_inside(*n, n->in[side], n->in[1 - side], users, to)) {
@@ -49,16 +50,7 @@ void rewrite_one(const Nodes& live, std::unordered_map<const Node*, int>& users,
 
 }  // namespace
 
-Nodes accumulate_sums(Nodes roots) {
-  for (;;) {
-    auto live = all_nodes(roots);
-    auto users = users_of(live, roots);
-    Rewrite to;
-    rewrite_one(live, users, to);
-    if (to.empty()) return roots;
-    roots = substitute(roots, to);
-  }
-}
+Nodes accumulate_sums(Nodes roots) { return rewrite_one_by_one(std::move(roots), accumulate_one); }
 
 // An example is the gradient of a tied embedding table.
 Nodes accumulate_updates(Nodes roots) {

@@ -32,10 +32,9 @@ std::vector<bool> live_results(const NodePtr& loop, const std::unordered_set<Nod
 // Repeats until nothing changes, since a dropped result may have been the only user of another
 // loop.
 Nodes drop_dead(Nodes roots, bool effects_only) {
-  for (;;) {
-    auto all = all_nodes(roots);
+  return rewrite_one_by_one(std::move(roots), [&](const Nodes& live, Rewrite& to) {
+    auto all = all_nodes(live);
     std::unordered_set<NodePtr> read(all.begin(), all.end());
-    Rewrite to;
     for (auto& n : all) {
       if (n->op != &kLoop) continue;
       Loop out = loop_of(*n);
@@ -47,11 +46,9 @@ Nodes drop_dead(Nodes roots, bool effects_only) {
       if (out.results.size() == results.size()) continue;
       auto loop = make_loop(std::move(out));
       for (auto [from, at] : moved) to[loop_result(n, from).get()] = loop_result(loop, at);
-      break;  // one loop at a time, since bodies of other loops may refer to it
+      break;
     }
-    if (to.empty()) return roots;
-    roots = substitute(roots, to);
-  }
+  });
 }
 
 }  // namespace

@@ -172,13 +172,10 @@ bool split_one(const NodePtr& n, Rewrite& to) {
 }  // namespace
 
 Nodes split_carries(Nodes roots) {
-  for (;;) {
-    Rewrite to;
-    for (auto& n : all_nodes(roots))
-      if (n->op == &kLoop && split_one(n, to)) break;  // bodies of other loops may refer to it
-    if (to.empty()) return roots;
-    roots = substitute(roots, to);
-  }
+  return rewrite_one_by_one(std::move(roots), [](const Nodes& live, Rewrite& to) {
+    for (auto& n : all_nodes(live))
+      if (n->op == &kLoop && split_one(n, to)) break;
+  });
 }
 
 }  // namespace haliax
