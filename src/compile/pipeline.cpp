@@ -10,6 +10,7 @@
 #include "compile/chunk/chunk.h"
 #include "compile/loops/loops.h"
 #include "compile/lower/masked_matmuls.h"
+#include "compile/lower/rewrites.h"
 #include "compile/memory/memory.h"
 #include "compile/verify.h"
 #include "program/profile.h"

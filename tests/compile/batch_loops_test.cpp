@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/thread_pool.h"
+#include "compile/lower/rewrites.h"
 #include "compile/pipeline.h"
 #include "haliax/haliax.h"
 #include "program/views.h"

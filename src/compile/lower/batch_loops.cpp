@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "compile/lower/level_graph.h"
-#include "compile/lower/lower.h"
+#include "compile/lower/rewrites.h"
 #include "graph/axes.h"
 #include "ops/collective.h"
 #include "ops/block.h"

@@ -1,6 +1,6 @@
 // The first positions of an argsort, as top_k reads them, without a sort. The earlier passes see
 // the argsort, which they divide into blocks.
-#include "compile/lower/lower.h"
+#include "compile/lower/rewrites.h"
 #include "ops/attr.h"
 #include "ops/blockwise.h"
 #include "ops/first_positions.h"

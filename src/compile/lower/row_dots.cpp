@@ -4,7 +4,7 @@
 //
 // This contraction is not a matrix multiplication. It is rewritten as an elementwise product and a
 // sum, which fuse with the steps that compute the operands.
-#include "compile/lower/lower.h"
+#include "compile/lower/rewrites.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 

@@ -12,7 +12,7 @@
 
 #include "compile/analysis/softmax.h"
 #include "ops/prim.h"
-#include "compile/lower/lower.h"
+#include "compile/lower/rewrites.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {

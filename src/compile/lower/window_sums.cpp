@@ -5,7 +5,7 @@
 //
 // The matmuls of these contractions have one row or one column. They are rewritten as a sum of
 // elementwise products of slices, which fuses with its readers.
-#include "compile/lower/lower.h"
+#include "compile/lower/rewrites.h"
 #include "ops/window.h"
 #include "transforms/rewrite.h"
 
