@@ -10,6 +10,7 @@
 #include "haliax/random.h"
 #include "ops/prim.h"
 #include "runtime/run.h"
+#include "runtime/tracers.h"
 
 namespace haliax {
 namespace {

@@ -2,8 +2,9 @@
 #include <string_view>
 
 #include "base/where.h"
+#include "graph/lock.h"
 #include "haliax/array.h"
-#include "runtime/run.h"
+#include "runtime/tracers.h"
 
 namespace haliax {
 namespace {

@@ -13,6 +13,7 @@
 #include "runtime/eval_cache.h"
 #include "runtime/eager_cache_policy.h"
 #include "runtime/run.h"
+#include "runtime/tracers.h"
 
 namespace haliax {
 namespace {

@@ -16,6 +16,7 @@
 #include "runtime/graph_copy.h"
 #include "runtime/profile.h"
 #include "runtime/strict.h"
+#include "runtime/tracers.h"
 #include "transforms/gradient_names.h"
 
 namespace haliax {

@@ -1,9 +1,10 @@
 // Errors for arrays without values: they depend on arguments of a function that is or was traced.
+#include "runtime/tracers.h"
+
 #include "base/name.h"
 #include "base/where.h"
 #include "graph/traversal.h"
 #include "ops/prim.h"
-#include "runtime/run.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
 
