@@ -29,7 +29,7 @@ class LoopPlanner : PlanBuilder {
   void plan_body(LoopAttempt&, std::size_t b);
   void plan_value(LoopAttempt&, std::size_t k, std::size_t b);
   void finish_loop(LoopAttempt&);
-  // ---- ring loops (ring_attention.cpp) ----
+  // ---- ring loops (ring_loops.cpp) ----
   int add_ring_return(const LoopAttempt&, int n, const Sharding& at);
   bool breaks_ring(const LoopAttempt&) const;
 

@@ -9,7 +9,7 @@ class LoopShardings : PlanView {
   explicit LoopShardings(const PlanState& s) : PlanView(s), shardings_(s) {}
   bool accumulates(int loop, std::size_t k, std::size_t body) const;
   MeshAxes iterations_shared_by(int loop) const;
-  MeshAxes ring_axes_of(int loop) const;  // ring_attention.cpp
+  MeshAxes ring_axes_of(int loop) const;  // ring_loops.cpp
   Sharding iteration_sharding(int n, const LoopResult&) const;
 
  private:

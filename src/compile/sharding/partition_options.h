@@ -15,7 +15,7 @@ struct PartitionOptions {
   bool regather = true;
   bool ring = false;  // a gather that one contraction reads runs block by block, see `ring`
   // Keys that are sharded like their queries rotate around the ring in loops that tile the scores
-  // (ring_attention.cpp).
+  // (ring_loops.cpp).
   bool ring_attention = false;
   bool overlap = false;  // collectives run concurrently with computation, see `JitOptions`
   bool strict = false;   // no unrequested gather is chosen to save bytes

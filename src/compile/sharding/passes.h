@@ -43,7 +43,7 @@ void bucket(Plan&, const GlobalGraph&, bool overlap);
 Nodes emit(const Plan&, const GlobalGraph&, const std::vector<PartitionInput>&, const Mesh&,
            int device, Nodes& placeholders, bool verify);
 // Returns true if iterations of this ring loop body may be skipped: it reads masks, and contains no
-// collective outside of its own ring steps (ring_attention.cpp).
+// collective outside of its own ring steps (ring_loops.cpp).
 bool may_skip(const Plan&, const GlobalGraph&, int body);
 // Raises if the plan breaks an invariant. requested: the shardings that the results must have,
 // partial sums included; null: not checked.
