@@ -1,6 +1,7 @@
-// Ring contractions. If one contraction alone reads a gather, the gathered array is never
-// materialized: its blocks rotate around the ring, and each block is contracted when it arrives.
-// Afterwards `Version::ring` of the gather is the contraction, and `emit` emits both as one node.
+// Ring contractions (ring loops: ring_loops.cpp). If one contraction alone reads a gather, the
+// gathered array is never materialized: its blocks rotate around the ring, and each block is
+// contracted when it arrives. Afterwards `Version::ring` of the gather is the contraction, and
+// `emit` emits both as one node.
 #include <algorithm>
 
 #include "ops/prim.h"
