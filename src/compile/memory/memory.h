@@ -16,10 +16,23 @@
 
 namespace haliax {
 
+// ---- planning ----
 // Chooses in-place updates, donated arguments, and the offsets in one arena. share_memory = false:
 // each slot has memory of its own throughout. checks: calls verify_shared.
 void plan_memory(program::Program&, const std::vector<bool>& donated, bool share_memory,
                  bool checks);
+// Returns the Program with matmuls saved from loop to loop in idle memory, if there are any. Runs
+// before plan_memory.
+std::optional<program::Program> reuse_matmuls(const program::Program&);
+// Starts collectives once their operands are computed, and finishes each before the first access to
+// its arrays. The finish may be in the next iteration of a loop. Prefetches gathers one iteration
+// ahead. Runs before plan_memory, since in-flight collectives hold their memory.
+void overlap(program::Program&);
+// Sets program::Loop::parallel_slots as the device requests, before its scratch is queried.
+// workers: see CompileOptions.
+void assign_parallel_slots(program::Program&, const program::Device&, int workers);
+
+// ---- reports ----
 // Returns the bytes of the arena that are in use while each step runs, after plan_memory. Steps are
 // in execution order: all iterations of loops, or one iteration of each if there were more than
 // 4096 steps.
@@ -28,32 +41,13 @@ std::int64_t argument_bytes(const program::Program&);
 // Returns the reason why no result replaced a donated argument, after plan_memory: the step that
 // prevents it, and how to change the program.
 std::string why_not_donated(const program::Program&, int argument);
-// Returns the Program with matmuls saved from loop to loop in idle memory, if there are any. Runs
-// before plan_memory.
-std::optional<program::Program> reuse_matmuls(const program::Program&);
-// Starts collectives once their operands are computed, and finishes each before the first access to
-// its arrays. The finish may be in the next iteration of a loop. Prefetches gathers one iteration
-// ahead. Runs before plan_memory, since in-flight collectives hold their memory.
-void overlap(program::Program&);
 // Returns a report line per collective that runs concurrently with work: the collective, and the
 // step that waits for it.
 std::vector<std::string> overlap_report(const program::Program&);
-// Sets program::Loop::parallel_slots as the device requests, before its scratch is queried.
-// workers: see CompileOptions.
-void assign_parallel_slots(program::Program&, const program::Device&, int workers);
-// Raises if iterations of a loop with parallel slots access each other's memory.
-void check_parallel_slots(const program::Program&, const char* after);
-// HALIAX_POISON=1: fills gathered float arrays with NaN after their last reader, which reveals
-// later reads.
-void poison(program::Program&);
-// Raises if a gathered value (Slot::gathered) is retained: as a result, as the carry of a loop, or
-// by a loop for later steps.
-void check_gathered(const program::Program&);
+// Returns the collectives of a Program, one line each.
+std::string collectives_text(const program::Program&);
 
-// HALIAX_NANS=1: adds a check after each step that computes. The check raises if the step produced
-// NaN or infinity, and names the op, the source line and the module.
-void check_finite(program::Program&);
-
+// ---- checks ----
 // Checks the legality of a Program. Raises if a check fails.
 //
 // - Slots are written before they are read, and results are written, as far as the least and the
@@ -74,7 +68,16 @@ void verify_shared(const program::Program&);
 // Arrays that a group sums or concatenates have one size and dtype, and each box that a device
 // sends matches the box that is received. Raises if a check fails.
 void verify_collectives(const std::vector<const program::Program*>&);
-// Returns the collectives of a Program, one line each.
-std::string collectives_text(const program::Program&);
+// Raises if iterations of a loop with parallel slots access each other's memory.
+void check_parallel_slots(const program::Program&, const char* after);
+// Raises if a gathered value (Slot::gathered) is retained: as a result, as the carry of a loop, or
+// by a loop for later steps.
+void check_gathered(const program::Program&);
+// HALIAX_NANS=1: adds a check after each step that computes. The check raises if the step produced
+// NaN or infinity, and names the op, the source line and the module.
+void check_finite(program::Program&);
+// HALIAX_POISON=1: fills gathered float arrays with NaN after their last reader, which reveals
+// later reads.
+void poison(program::Program&);
 
 }  // namespace haliax
