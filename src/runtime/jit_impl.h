@@ -132,10 +132,14 @@ struct JitCore::Impl {
   // ---- jit.cpp: from a trace to a Program, or to one Program per device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
-  std::vector<ArgumentValue> argument_values(const Cached&, const Walk&, const Nodes& late,
-                                             std::vector<bool>& may_overwrite) const;
   void place_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
   MeshProgram* compile_on_mesh(Compilation&, const std::string& backend_name, bool simulated);
+
+  // ---- jit_run.cpp ----
+  // `deferred`: the arguments that had no value before the call. `may_overwrite`: see
+  // MeshProgram::run.
+  std::vector<ArgumentValue> argument_values(const Cached&, const Walk&, const Nodes& deferred,
+                                             std::vector<bool>& may_overwrite) const;
 
   // ---- report/jit_report.cpp ----
   void report_loops(const Compilation&);
