@@ -25,7 +25,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ARCHITECTURES = (80, 90, 100)
 BATCH_SIZE = 64
-# a function of the CUDA toolkit that is linked later (backends/cuda/nvrtc.cpp)
+# a function of the CUDA toolkit that is linked later (backends/cuda/nvidia/nvrtc.cpp)
 CONDITIONAL = "cudaGraphSetConditional"
 PASSED = " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 # the power of f64 in the CUDA toolkit, the only function that a kernel may call; it uses no stack
@@ -54,7 +54,7 @@ def read(file):
 @functools.cache
 def library_options(sm):
     """Returns the compiler options of the library, which its source lists."""
-    source = (ROOT / "backends/cuda/nvrtc.cpp").read_text()
+    source = (ROOT / "backends/cuda/nvidia/nvrtc.cpp").read_text()
     listed = source.partition("nvrtc_options(")[2].partition("if (exact)")[0]
     return [option.replace("{}", str(sm)) for option in re.findall(r'"(--[^"]+)"', listed)]
 

@@ -21,8 +21,8 @@ FOLDERS = ("src", "backends", "tests", "examples", "bench", "tools")
 # Sources that meson.build lists by name: plugins, kernels that are compiled for several instruction
 # sets, and files that several programs share.
 LISTED_BY_MESON = re.compile(
-    r"^backends/(cpu/kernels/(all|amx|bf16)|cuda/(gpu_api|driver|nccl|plugin|dry|sim/left_out)"
-    r"|mpi/plugin)\.cpp$"
+    r"^backends/(cpu/kernels/(all|amx|bf16)"
+    r"|cuda/(nvidia/(gpu_api|driver|nccl)|plugin|dry|sim/left_out)|mpi/plugin)\.cpp$"
     r"|^bench/(main|loss|numpy|checkpoint|gpu)\.cpp$"
     r"|^tests/((support|ranks|consumer)/|golden_runner/main\.cpp|ops/ops_entries)")
 # A macro is visible to the files after it.

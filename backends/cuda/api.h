@@ -1,6 +1,7 @@
 // The interface of the CUDA backend to a machine: a table of functions. Two implementations exist:
-// CUDA itself (gpu_api.cpp) and a simulation on the host (sim/). Code above this interface does not
-// depend on the implementation. All functions raise errors with the message of the machine.
+// CUDA itself (nvidia/gpu_api.cpp) and a simulation on the host (sim/). Code above this interface
+// does not depend on the implementation. All functions raise errors with the message of the
+// machine.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 #include "gpu.h"
 #include "haliax/error.h"
-#include "kernel_source.h"
+#include "kernels/kernel_source.h"
 
 namespace haliax::cuda {
 
@@ -77,7 +78,7 @@ struct Api {
   // Ordered. The words are copied.
   void (*launch)(Handle stream, Handle kernel, const Launch&, const std::int64_t* words);
 
-  // Matmuls (product.h). A matmul is prepared once.
+  // Matmuls (kernels/product.h). A matmul is prepared once.
   // The handle lives as long as the program.
   Handle (*make_product)(int device, const Product&, const CudaOptions&);
   // Returns one handle for each of the best `most` algorithms.

@@ -9,9 +9,9 @@
 #include <map>
 #include <mutex>
 
-#include "cublas.h"
-#include "engine.h"
-#include "nvrtc.h"
+#include "nvidia/cublas.h"
+#include "engine/engine.h"
+#include "nvidia/nvrtc.h"
 #include "program/plugin.h"
 
 namespace haliax::cuda {

@@ -2,8 +2,8 @@
 // that cannot run it raises an error with the reason.
 #include <cstdlib>
 
-#include "gpu_api.h"
-#include "engine.h"
+#include "nvidia/gpu_api.h"
+#include "engine/engine.h"
 #include "program/plugin.h"
 
 namespace haliax::cuda {

@@ -5,9 +5,9 @@
 #include <iterator>
 
 #include "backends/cuda/api.h"
-#include "backends/cuda/cublas.h"
-#include "backends/cuda/nvrtc.h"
-#include "backends/cuda/tuned.h"
+#include "backends/cuda/nvidia/cublas.h"
+#include "backends/cuda/nvidia/nvrtc.h"
+#include "backends/cuda/nvidia/tuned.h"
 #include "support/cache.h"
 #include "support/left_out.h"
 #include "support/raises.h"

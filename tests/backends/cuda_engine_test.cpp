@@ -5,7 +5,7 @@
 #include <csignal>
 #include <thread>
 
-#include "backends/cuda/sequence.h"
+#include "backends/cuda/engine/sequence.h"
 #include "backends/cuda/sim/machine.h"
 #include "haliax/haliax.h"
 #include "support/devices.h"

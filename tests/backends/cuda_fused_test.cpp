@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "backends/cuda/nvrtc.h"
+#include "backends/cuda/nvidia/nvrtc.h"
 #include "support/left_out.h"
 #include "support/programs.h"
 #include "support/simulated.h"

@@ -7,9 +7,9 @@
 #include <map>
 #include <set>
 
-#include "backends/cuda/nest.h"
-#include "backends/cuda/nvrtc.h"
-#include "backends/cuda/sequence.h"
+#include "backends/cuda/kernels/nest.h"
+#include "backends/cuda/nvidia/nvrtc.h"
+#include "backends/cuda/engine/sequence.h"
 #include "compile/pipeline.h"
 #include "examples/gpt2/train.h"
 #include "ops/prim.h"

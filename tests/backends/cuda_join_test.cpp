@@ -2,8 +2,8 @@
 // the remaining launches.
 #include <doctest/doctest.h>
 
-#include "backends/cuda/nvrtc.h"
-#include "backends/cuda/sequence.h"
+#include "backends/cuda/nvidia/nvrtc.h"
+#include "backends/cuda/engine/sequence.h"
 #include "support/left_out.h"
 #include "support/simulated.h"
 

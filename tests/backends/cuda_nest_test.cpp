@@ -5,9 +5,9 @@
 
 #include <set>
 
-#include "backends/cuda/nest.h"
-#include "backends/cuda/nvrtc.h"
-#include "backends/cuda/sequence.h"
+#include "backends/cuda/kernels/nest.h"
+#include "backends/cuda/nvidia/nvrtc.h"
+#include "backends/cuda/engine/sequence.h"
 #include "haliax/haliax.h"
 #include "support/left_out.h"
 #include "support/raises.h"

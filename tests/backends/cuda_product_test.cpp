@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "backends/cuda/api.h"
-#include "backends/cuda/cublas.h"
+#include "backends/cuda/nvidia/cublas.h"
 #include "backends/cuda/sim/sim.h"
 #include "program/measured.h"
 #include "support/left_out.h"

@@ -2,8 +2,8 @@
 // range and odd sizes. Planted faults are found, and the source code compiles for GPUs.
 #include <doctest/doctest.h>
 
-#include "backends/cuda/nvrtc.h"
-#include "backends/cuda/sequence.h"
+#include "backends/cuda/nvidia/nvrtc.h"
+#include "backends/cuda/engine/sequence.h"
 #include "support/left_out.h"
 #include "support/simulated.h"
 

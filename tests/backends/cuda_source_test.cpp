@@ -5,8 +5,8 @@
 #include <set>
 
 #include "backends/cuda/api.h"
-#include "backends/cuda/nvrtc.h"
-#include "backends/cuda/sequence.h"
+#include "backends/cuda/nvidia/nvrtc.h"
+#include "backends/cuda/engine/sequence.h"
 #include "support/left_out.h"
 #include "support/programs.h"
 #include "support/raises.h"

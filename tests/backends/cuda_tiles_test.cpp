@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "backends/cuda/nest.h"
-#include "backends/cuda/tiles.h"
+#include "backends/cuda/kernels/nest.h"
+#include "backends/cuda/kernels/tiles.h"
 #include "support/raises.h"
 #include "support/simulated.h"
 

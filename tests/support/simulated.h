@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/cuda/engine.h"
+#include "backends/cuda/engine/engine.h"
 #include "backends/cuda/sim/sim.h"
 #include "devices/communicator.h"
 #include "support/programs.h"

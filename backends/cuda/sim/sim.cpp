@@ -20,7 +20,7 @@
 #include <unordered_map>
 
 #include "../cache.h"
-#include "../engine.h"
+#include "../engine/engine.h"
 #include "base/scalar.h"
 #include "fibers.h"
 #include "machine.h"

@@ -1,10 +1,10 @@
 // NCCL, opened when a mesh first needs it. It only transfers bytes; reductions run in kernels
-// (collective.cpp).
+// (engine/collective.cpp).
 #pragma once
 #include <string>
 #include <vector>
 
-#include "api.h"
+#include "../api.h"
 
 namespace haliax::cuda {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "api.h"
+#include "../api.h"
 #include "haliax/error.h"
 #include "library.h"
 

@@ -14,9 +14,9 @@
 #include <set>
 #include <utility>
 
-#include "cache.h"
+#include "../cache.h"
 #include "engine.h"
-#include "nest.h"
+#include "../kernels/nest.h"
 #include "sequence.h"
 
 namespace haliax::cuda {

@@ -10,8 +10,8 @@
 #include <iterator>
 
 #include "base/environment.h"
-#include "cache.h"
-#include "hash.h"
+#include "../cache.h"
+#include "../hash.h"
 #include "nvrtc.h"
 
 namespace haliax::cuda {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "api.h"
+#include "../api.h"
 #include "program/program.h"
 
 namespace haliax::cuda {
@@ -50,11 +50,11 @@ struct Sequence {
   bool multiplies = false;        // by library matmuls
 };
 struct SequenceOptions {
-  bool marks = false;              // nests record the step that they run (nest.h)
+  bool marks = false;              // nests record the step that they run (kernels/nest.h)
   bool conditional_nodes = false;  // conditionals become nodes of the graph
 };
 // Returns the sequence without handles. shared_limit: bytes of shared memory that a block may use
-// (nest.h).
+// (kernels/nest.h).
 Sequence sequence_of(const program::Program&, std::int64_t shared_limit, SequenceOptions = {});
 // Merges several launches into one where possible.
 void join_equal(Sequence&, const program::Program&);

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "product.h"
+#include "../kernels/product.h"
 
 namespace haliax::cuda {
 

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "cache.h"
+#include "../cache.h"
 
 namespace haliax::cuda {
 namespace {

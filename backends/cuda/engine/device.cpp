@@ -9,7 +9,7 @@
 
 #include "engine.h"
 #include "rendezvous.h"
-#include "nest.h"
+#include "../kernels/nest.h"
 #include "program/devices.h"
 #include "program/measured.h"
 #include "program/ranks.h"

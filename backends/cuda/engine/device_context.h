@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "api.h"
+#include "../api.h"
 #include "program/program.h"
 
 namespace haliax::cuda {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "api.h"
+#include "../api.h"
 
 namespace haliax::cuda {
 

@@ -1,6 +1,6 @@
 // The implementation of the table by CUDA; part of the plugin only.
 #pragma once
-#include "api.h"
+#include "../api.h"
 
 namespace haliax::cuda {
 

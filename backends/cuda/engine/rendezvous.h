@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "api.h"
+#include "../api.h"
 #include "program/ranks.h"
 
 namespace haliax::cuda {

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "nest.h"
+#include "../kernels/nest.h"
 
 namespace haliax::cuda {
 namespace {
