@@ -17,6 +17,10 @@ SEPARATE = {"src/compile/sharding", "src/compile/chunk"}
 TOP = ["examples", "bench", "tools", "tests"]
 OP_ENTRIES = "tests/ops/ops_entries.h"   # `bench --all` times the entries of the tests
 BACKEND_INCLUDES = ["include/haliax", "src/base", "src/program"]
+# Folders of backends/cuda, and those that each may include in addition to itself. "": the headers
+# at the top. The sources at the top may include all.
+CUDA = {"device": [], "kernels": [], "": ["kernels"], "nvidia": ["", "kernels"],
+        "engine": ["", "kernels"], "sim": ["", "kernels", "engine"]}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(haliax/[^>]+)>)')
 
 
@@ -38,10 +42,19 @@ def target_of(root, file, name):
     return None
 
 
+def allowed_in_cuda(source, target):
+    folders = [re.fullmatch(r"backends/cuda/(?:(\w+)/)?[^/]+", path) for path in (source, target)]
+    if not all(folders):
+        return True
+    mine, other = (match[1] or "" for match in folders)
+    return mine == other or other in CUDA[mine] or (not mine and source.endswith(".cpp"))
+
+
 def allowed(here, there, source, target):
     if here == "backends":   # a backend may also include files of its own folder
         same = source.split("/")[:2] == target.split("/")[:2]
-        return there in BACKEND_INCLUDES or (there == "backends" and same)
+        return there in BACKEND_INCLUDES or (there == "backends" and same
+                                             and allowed_in_cuda(source, target))
     if here == "bench" and target == OP_ENTRIES:
         return True
     if here in TOP:
@@ -128,6 +141,15 @@ class Layers(unittest.TestCase):
         self.check("backends/cpu/step.cpp", '"step.h"', False)
         self.check("backends/cpu/step.cpp", '"program/program.h"', False)
         self.check("backends/cpu/step.cpp", '"haliax/axis.h"', False)
+
+    def test_folders_of_cuda_include_in_one_direction(self):
+        self.check("backends/cuda/engine/device.cpp", '"backends/cuda/kernels/nest.h"', False)
+        self.check("backends/cuda/engine/device.cpp", '"backends/cuda/api.h"', False)
+        self.check("backends/cuda/plugin.cpp", '"backends/cuda/engine/engine.h"', False)
+        self.check("backends/cuda/api.h", '"backends/cuda/engine/engine.h"', True)
+        self.check("backends/cuda/engine/device.cpp", '"backends/cuda/nvidia/nvrtc.h"', True)
+        self.check("backends/cuda/kernels/nest.cpp", '"backends/cuda/api.h"', True)
+        self.check("backends/cuda/kernels/nest.cpp", '"backends/cuda/engine/engine.h"', True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,18 @@
 // CUDA itself (nvidia/gpu_api.cpp) and a simulation on the host (sim/). Code above this interface
 // does not depend on the implementation. All functions raise errors with the message of the
 // machine.
+//
+// A Program becomes a Sequence (engine/sequence.h) of Launches (kernels/kernel_source.h), which run
+// through this table. The folders, from the lowest to the highest:
+//
+// device   headers that the source of kernels contains
+// kernels  kernels of the steps of a Program: their plans and their source
+// nvidia   the driver, NVRTC, cuBLASLt and NCCL, opened at run time; the table for CUDA
+// engine   runs Programs through a table: sequences, graphs, streams, memory, collectives
+// sim      the simulation
+//
+// This header and its neighbors are above `kernels` and below the other folders. `nvidia` and
+// `engine` do not include each other. The plugins (plugin.cpp, dry.cpp) are above all folders.
 #pragma once
 #include <chrono>
 #include <cstdint>
