@@ -269,14 +269,13 @@ class CudaExecutable final : public Executable {
   CudaExecutable(std::shared_ptr<DeviceContext> context, const CudaOptions& options,
                  std::shared_ptr<const Program> p)
       : context_owner_(std::move(context)), context_(*context_owner_), api_(context_.api),
-        options_(options), program_(std::move(p)), near_(shared_limit_of(context_.sm)),
-        sequence_(sequence_of(*program_, near_, {.marks = options_.sync})), state_{context_,
-                                                                                   *program_,
-                                                                                   options_.sync} {
+        options_(options), program_(std::move(p)), shared_limit_(shared_limit_of(context_.sm)),
+        sequence_(sequence_of(*program_, shared_limit_, {.marks = options_.sync})),
+        state_{context_, *program_, options_.sync} {
     if (options_.sync) state_.marks = static_cast<int*>(api_.allocate_host(kMarks * sizeof(int)));
     if (sequence_.flags > 0 && !sequence_.communicates && fits_in_graph() && api_.has_ifs())
-      sequence_ =
-          sequence_of(*program_, near_, {.marks = options_.sync, .conditional_nodes = true});
+      sequence_ = sequence_of(*program_, shared_limit_,
+                              {.marks = options_.sync, .conditional_nodes = true});
     require_memory();
     if (!options_.sync) join_equal(sequence_, *program_);  // sync reports faults by step
     create_kernels(sequence_.items);
@@ -432,7 +431,7 @@ class CudaExecutable final : public Executable {
   const Api& api_;
   const CudaOptions options_;
   const std::shared_ptr<const Program> program_;
-  const std::int64_t near_;
+  const std::int64_t shared_limit_;
   Sequence sequence_;
   RunState state_;
   std::vector<Kernel> kernels_;  // used during construction

@@ -27,8 +27,8 @@ DType wide_of(DType d) {  // accumulation dtype of reductions
   return is_signed(d) ? DType::i32 : DType::u32;
 }
 // Returns the scratch bytes of the partial results of a reduction: one per row and part.
-std::int64_t partial_bytes(const FusedFacts& f, std::size_t fold, const Parts& p) {
-  return program::aligned(p.count * f.rows * bytes_of(wide_of(f.code[fold].dtype)));
+std::int64_t partial_bytes(const FusedFacts& f, std::size_t fold, const RowSplit& split) {
+  return program::aligned(split.count * f.rows * bytes_of(wide_of(f.code[fold].dtype)));
 }
 
 // Reductions as source, and loads of several chunks at once.
@@ -40,15 +40,15 @@ class FusedFolds : protected FusedPoints {
     chunk_size_ = plan_.chunk_size;
   }
   // Lets the kernel reduce parts of the rows into scratch memory at `place` of the arena.
-  void reduce_parts(const Parts& p, std::int64_t place) {
-    parts_ = p;
+  void reduce_parts(const RowSplit& split, std::int64_t place) {
+    split_ = split;
     partial_.resize(f_.code.size());
     for (auto i : f_.all_folds()) {
       partial_[i] = place;
-      place += partial_bytes(f_, i, p);
+      place += partial_bytes(f_, i, split);
     }
   }
-  bool in_parts() const { return parts_.count > 1; }
+  bool in_parts() const { return split_.count > 1; }
   std::string partial(std::size_t i) {
     return source_.argument(KernelArgument{kArenaSlot, partial_[i], {}, true});
   }
@@ -60,7 +60,7 @@ class FusedFolds : protected FusedPoints {
       return counted;
     }
 
-    auto each = source_.argument(many), length = source_.argument(parts_.length);
+    auto each = source_.argument(many), length = source_.argument(split_.length);
     source_.line(fmt::format("const I piece = {} / I({});", counted, each));
     source_.line(fmt::format(
         "const I from = piece * I({}), next = from + I({}), to = next < I({}) ? next : I({});",
@@ -150,7 +150,7 @@ class FusedFolds : protected FusedPoints {
   const PassPlan plan_;
   const bool columns_;           // columns rather than rows
   std::string from_ = "0", to_;  // range of inner elements, as source
-  Parts parts_;
+  RowSplit split_;
   std::vector<std::int64_t> partial_;  // by reduction: offset of its partial results in the arena
 };
 
@@ -169,7 +169,7 @@ class FusedRows : FusedFolds {
     else
       source_.line("unsigned char* const shared = nullptr;");
     source_.line(fmt::format("const unsigned lane = threadIdx_x % {}u;", plan_.group));
-    const auto all = f_.rows * parts_.count;
+    const auto all = f_.rows * split_.count;
     auto count = source_.argument(all);
     to_ = source_.argument(f_.inner);
     source_.open(fmt::format(
@@ -343,7 +343,7 @@ class FusedColumns : FusedFolds {
     Dims few_lines = f_.part(0, f_.outer);
     few_lines.back() = (few_lines.back() + chunk_size_ - 1) / chunk_size_;
     const auto n = program::points(few_lines);
-    auto count = source_.argument(n * parts_.count), size = source_.argument(f_.dims[along_]);
+    auto count = source_.argument(n * split_.count), size = source_.argument(f_.dims[along_]);
     to_ = source_.argument(f_.inner);
     source_.open(fmt::format(kEachPoint, count));
     source_.indices(part_of("p", n), few_lines, 0, chunk_size_);
@@ -381,7 +381,7 @@ class FusedColumns : FusedFolds {
       store_chunks(outer);
     }
     source_.close();
-    return source_.launch(n * parts_.count, false, "256");
+    return source_.launch(n * split_.count, false, "256");
   }
 
  private:
@@ -432,12 +432,13 @@ class FusedColumns : FusedFolds {
 };
 
 // Returns the step that reduces the partial results, which are stored at `place`.
-Fused second_pass(const Fused& f, const FusedFacts& facts, const Parts& p, std::int64_t place) {
+Fused second_pass(const Fused& f, const FusedFacts& facts, const RowSplit& split,
+                  std::int64_t place) {
   Fused out;
   out.dims.assign(f.dims.begin(), f.dims.begin() + f.outer);
   out.outer = f.outer;
   Dims strides = program::row_major(out.dims);
-  out.dims.push_back(p.count);
+  out.dims.push_back(split.count);
   strides.push_back(facts.rows);
   std::vector<int> now(facts.code.size(), -1);
   auto add = [&](Instr in) {
@@ -456,7 +457,7 @@ Fused second_pass(const Fused& f, const FusedFacts& facts, const Parts& p, std::
     const auto d = in.dtype, wide = wide_of(d);
     Instr x{.code = Code::load, .dtype = wide, .inner = true};
     x.view = {kArenaSlot, wide, place / bytes_of(wide), strides, {}};
-    place += partial_bytes(facts, i, p);
+    place += partial_bytes(facts, i, split);
     in.args[0] = add(std::move(x));
     in.dtype = wide;
     now[i] = add(std::move(in));
@@ -467,8 +468,9 @@ Fused second_pass(const Fused& f, const FusedFacts& facts, const Parts& p, std::
   }
   return out;
 }
-template <class Source> Launch first_pass(Source source, const Parts& p, std::int64_t place) {
-  source.reduce_parts(p, place);
+template <class Source>
+Launch first_pass(Source source, const RowSplit& split, std::int64_t place) {
+  source.reduce_parts(split, place);
   return source.make();
 }
 
@@ -479,32 +481,32 @@ std::string instruction_source(const std::vector<Instr>& code, int which, const 
   const auto i = std::size_t(which);
   return FusedPoints(FusedFacts(code, i, strides, nest)).one(i);
 }
-Launch fused_launch(const Fused& f, NestContext* nest, std::int64_t near) {
+Launch fused_launch(const Fused& f, NestContext* nest, std::int64_t shared_limit) {
   const FusedFacts facts(f, nest);
   if (facts.rows == 0) return {{}, {}, 0};
   if (facts.inner == 1 || (!facts.folds && !facts.stores_rows))
     return FusedPoints(facts).all_points();
   if (are_columns(facts) && facts.rows >= kManyRows) return FusedColumns(facts).make();
-  return FusedRows(facts, plan_rows(facts, near)).make();
+  return FusedRows(facts, plan_rows(facts, shared_limit)).make();
 }
 std::int64_t fused_scratch(const Fused& f) {
   const FusedFacts facts(f, nullptr);
-  const auto parts = parts_of(facts);
+  const auto split = row_split_of(facts);
   std::int64_t sum = 0;
-  if (parts)
-    for (auto i : facts.all_folds()) sum += partial_bytes(facts, i, *parts);
+  if (split)
+    for (auto i : facts.all_folds()) sum += partial_bytes(facts, i, *split);
   return sum;
 }
 std::vector<Launch> fused_in_two(const Fused& f, std::int64_t place) {
   FusedFacts facts(f, nullptr);
-  const auto parts = parts_of(facts);
-  if (!parts) return {fused_launch(f)};
-  const auto rest = second_pass(f, facts, *parts, place);
+  const auto split = row_split_of(facts);
+  if (!split) return {fused_launch(f)};
+  const auto rest = second_pass(f, facts, *split, place);
   std::vector<bool> reductions(facts.code.size());
   for (auto i : facts.all_folds()) reductions[i] = true;
   facts.needed = with_operands(f, std::move(reductions));
-  return {are_columns(facts) ? first_pass(FusedColumns(facts), *parts, place)
-                             : first_pass(FusedRows(facts, plan_rows(facts, 0)), *parts, place),
+  return {are_columns(facts) ? first_pass(FusedColumns(facts), *split, place)
+                             : first_pass(FusedRows(facts, plan_rows(facts, 0)), *split, place),
           fused_launch(rest)};
 }
 

@@ -41,11 +41,12 @@ std::string replaced(std::string source, const std::string& what, const std::str
 // Where the values of an iteration are stored, and which bodies run as tiles (tiles.h).
 class NestMemory {
  public:
-  // near: bytes of shared memory that a block may use.
-  NestMemory(const Loop& loop, const std::vector<Step>& body, const Program& p, std::int64_t near)
+  // shared_limit: bytes of shared memory that a block may use.
+  NestMemory(const Loop& loop, const std::vector<Step>& body, const Program& p,
+             std::int64_t shared_limit)
       : loop_(loop), body_(body), program_(p) {
-    find_tiles(body, near);
-    place(near);
+    find_tiles(body, shared_limit);
+    place(shared_limit);
   }
   std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles;  // by body
   std::map<int, NestContext::Place> places;                              // by slot
@@ -62,7 +63,7 @@ class NestMemory {
            s.offset < loop_.parallel_slot_start + loop_.parallel_slot_bytes;
   }
   // Finds the bodies that run as tiles (tiles.h).
-  void find_tiles(const std::vector<Step>& all, std::int64_t near) {
+  void find_tiles(const std::vector<Step>& all, std::int64_t shared_limit) {
     // number of accesses outside of `all`, per slot with its own memory
     std::map<int, int> touched;
     auto count = [&](const std::vector<Step>& steps, int by) {
@@ -74,13 +75,13 @@ class NestMemory {
     count(all, -1);
     auto lives_here = [&](int slot) { return is_own(slot) && touched[slot] == 0; };
     auto found = tile_group(all, program_, lives_here);
-    if (found && found->stage_bytes() + found->fold_result_bytes() <= near) {
+    if (found && found->stage_bytes() + found->fold_result_bytes() <= shared_limit) {
       stage = std::max(stage, found->stage_bytes());
       results = std::max(results, found->fold_result_bytes());
       tiles[&all] = std::move(found);
       return;
     }
-    for (auto& s : all) find_tiles(s.body, near);
+    for (auto& s : all) find_tiles(s.body, shared_limit);
   }
   bool is_unused(int slot) const {
     return std::any_of(tiles.begin(), tiles.end(),
@@ -179,9 +180,9 @@ class NestMemory {
 
 class Nest {
  public:
-  Nest(const Step& outermost, const Program& p, std::int64_t near, bool marks)
-      : loop_(outermost.loop), loops_(parallel_nest(outermost)), memory_(loop_, body(), p, near),
-        marks_(marks) {
+  Nest(const Step& outermost, const Program& p, std::int64_t shared_limit, bool marks)
+      : loop_(outermost.loop), loops_(parallel_nest(outermost)),
+        memory_(loop_, body(), p, shared_limit), marks_(marks) {
     nest_.places = memory_.places;
     std::int64_t iterations = 1;
     for (auto* s : loops_) {
@@ -216,7 +217,7 @@ class Nest {
     if (marks_) line("if (threadIdx_x == 0) mark = 0;");
     close();
     // threads per block, and blocks per multiprocessor
-    out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";
+    out.bounds = two_at_a_time(shared_limit) ? "256, 2" : "256, 1";
     out.source = kernel_source(nest_.arguments.size(), source_, out.bounds);
     out.arguments = nest_.arguments;
     out.blocks = std::min<std::int64_t>(iterations, memory_.far ? loop_.parallel_slots : 1 << 20);
@@ -243,9 +244,10 @@ class Nest {
 
   // Returns true if registers and shared memory suffice for two blocks per multiprocessor. Half of
   // its 65,536 registers are 128 per thread. (For sm_80 the compiler uses a few more, and spills.)
-  bool two_at_a_time(std::int64_t near) const {
+  bool two_at_a_time(std::int64_t shared_limit) const {
     auto& tiles = memory_.tiles;
-    return !tiles.empty() && near >= shared_limit_of(90) && 2 * (memory_.bytes() + kKibi) <= near &&
+    return !tiles.empty() && shared_limit >= shared_limit_of(90) &&
+           2 * (memory_.bytes() + kKibi) <= shared_limit &&
            std::all_of(tiles.begin(), tiles.end(),
                        [](auto& t) { return t.second->registers() <= 80; });
   }

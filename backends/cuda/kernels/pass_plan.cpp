@@ -18,7 +18,7 @@ int power_from(std::int64_t n) {  // the least power of 2 that is at least n
 
 class RowPlanner {
  public:
-  RowPlanner(const FusedFacts& f, std::int64_t near) : f_(f), near_(near) {}
+  RowPlanner(const FusedFacts& f, std::int64_t shared_limit) : f_(f), shared_limit_(shared_limit) {}
   PassPlan run() {
     if (!f_.is_plain() && f_.dims.size() == f_.outer + 1)
       plan_.chunk_size = f_.few_along(f_.dims.size() - 1, true);
@@ -129,7 +129,8 @@ class RowPlanner {
       at[i] = bytes;
       bytes += program::aligned(chunks * plan_.chunk_size * bytes_of(f_.code[i].view.dtype));
     }
-    if (bytes > near_ || std::none_of(saved.begin(), saved.end(), [](char k) { return k; })) return;
+    if (bytes > shared_limit_ || std::none_of(saved.begin(), saved.end(), [](char k) { return k; }))
+      return;
     plan_.group = kMostGroup;
     plan_.saved = saved;
     plan_.passes = passes_with(saved);
@@ -165,13 +166,15 @@ class RowPlanner {
   }
 
   const FusedFacts& f_;
-  const std::int64_t near_;
+  const std::int64_t shared_limit_;
   PassPlan plan_;
 };
 
 }  // namespace
 
-PassPlan plan_rows(const FusedFacts& f, std::int64_t near) { return RowPlanner(f, near).run(); }
+PassPlan plan_rows(const FusedFacts& f, std::int64_t shared_limit) {
+  return RowPlanner(f, shared_limit).run();
+}
 
 bool are_columns(const FusedFacts& f) {
   if (f.is_plain() || !f.folds || f.outer == 0 || f.inner <= 1) return false;
@@ -188,7 +191,7 @@ PassPlan plan_columns(const FusedFacts& f) {
   return plan;
 }
 
-std::optional<Parts> parts_of(const FusedFacts& f) {
+std::optional<RowSplit> row_split_of(const FusedFacts& f) {
   if (f.nest || f.serial || !f.folds || f.rows == 0 || f.rows * f.inner < 1 << 17) return {};
   for (std::size_t i = 0; i < f.code.size(); ++i) {
     if (!f.needed[i]) continue;
@@ -204,7 +207,7 @@ std::optional<Parts> parts_of(const FusedFacts& f) {
       requested = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : plan.group * plan.chunk_size;
   if (threads >= kManyThreads) return {};
   const auto length = std::max((f.inner * threads + requested - 1) / requested, least);
-  Parts p{0, (length + unit - 1) / unit * unit};
+  RowSplit p{0, (length + unit - 1) / unit * unit};
   p.count = (f.inner + p.length - 1) / p.length;
   return p.count > 1 ? std::optional(p) : std::nullopt;
 }

@@ -19,16 +19,16 @@ struct PassPlan {
   std::int64_t shared_bytes = 0;  // bytes of shared memory, if rows are stored there
   std::vector<std::int64_t> shared_offsets = {};  // by load
 };
-// near: available bytes of shared memory.
-PassPlan plan_rows(const FusedFacts&, std::int64_t near);
+// shared_limit: bytes of shared memory that a block may use.
+PassPlan plan_rows(const FusedFacts&, std::int64_t shared_limit);
 // Returns true for reductions along adjacent lines, a few lines per thread.
 bool are_columns(const FusedFacts&);
 PassPlan plan_columns(const FusedFacts&);
 
-// The split of the inner elements for the first of two passes.
-struct Parts {
+// The split of the inner elements for the first of two passes: `count` parts of `length` elements.
+struct RowSplit {
   std::int64_t count = 1, length = 0;
 };
-std::optional<Parts> parts_of(const FusedFacts&);  // nullopt: one pass is faster
+std::optional<RowSplit> row_split_of(const FusedFacts&);  // nullopt: one pass is faster
 
 }  // namespace haliax::cuda
