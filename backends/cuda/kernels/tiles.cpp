@@ -597,9 +597,9 @@ class TileSchedule {
   // maximum and on early reductions of the pass. For example, in the forward attention the pass
   // computes m = max(s), and l = sum(exp(s - m)) and o += exp(s - m) v start early.
   //
-  // - done: completed before the pass. computed: also by the pass itself. done_after: also the
-  // early
-  //   results that need no later pass.
+  // - done: completed before the pass.
+  // - done_after: in: also completed by the pass itself. Out: also the early results that need no
+  //   later pass.
   // - started_by: the action that starts a node. A later pass completes it if this one does not
   //   process all of its blocks.
   void add_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& done_after,
@@ -672,7 +672,7 @@ class TileSchedule {
       if (product(n).has_flags)
         flags.insert(n.product);
       else if (!requested.always)
-        return false;
+        return false;  // requires all blocks, but the pass skips some
     }
     for (int i : g_.sources(value))
       if (int p = g_.product_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags)
