@@ -2,6 +2,7 @@
 // rather than to a register first.
 #include <algorithm>
 
+#include "backends/cpu/assemble/assemble.h"
 #include "fused.h"
 
 namespace haliax::cpu {
@@ -52,8 +53,8 @@ struct InPlace {
   // Stores the value of the store `at` in place, if possible.
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
-    const bool is_word = stored_as(to.dtype) == Stored::word;
-    if ((is_word && is_widened(to.dtype)) || tape[at].extent != Extent::full) return;
+    const bool as_stored = stored_as(to.dtype) != Stored::word && can_assemble_as_stored();
+    if ((is_widened(to.dtype) && !as_stored) || tape[at].extent != Extent::full) return;
     const int value = tape[at].in[0];
     for (std::size_t t = at; t-- > 0;) {
       if (auto* output = created_by(tape[t], value)) return store_assembled(tape, t, *output, at);
