@@ -92,7 +92,7 @@ void choose_blocks(MatmulPlan& p) {
   p.outer_points = points(c.outer);
   p.k_points = points(c.k_outer);
   const std::int64_t matrices = p.outer_points * p.groups;
-  if (p.kernel && p.group == 1) return choose_own_blocks(p, macs, matrices);
+  if (p.kernel && p.group == 1) return choose_own_blocks(p, macs * p.k_points, matrices);
   const std::int64_t total = macs * p.k_points * p.outer_points * (p.groups * p.group);
   std::int64_t parts = 1;
   while (parts < most_parts && parts * 2 * macs_of_part <= total) parts *= 2;
