@@ -134,7 +134,8 @@ const Api& simulated();  // sim/sim.cpp
 // The CUDA function that a kernel calls to enable or disable a conditional node. Its arguments are
 // the last word of the launch, and the flag.
 inline constexpr const char* kSetCondition = "cudaGraphSetConditional";
-// Returns the source that precedes all kernels. host: for the host's compiler.
+// Returns the source that precedes all kernels. It ends inside of an open namespace. host: for the
+// host's compiler.
 std::string prelude(bool host);
 Kernel named(const std::string& source);  // names the kernel by a hash of its source
 // Returns the source for the GPU compiler.

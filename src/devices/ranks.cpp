@@ -218,9 +218,11 @@ void Peers::wait(std::vector<Transfer>& all) {
   }
   if (waiting_) waiting_ = false;
 }
-// Raises if the sender of a missing message runs another call or has ended.
+// Raises if the sender of a missing message runs another call or has ended. After 3 s without
+// progress, notifies the sender that this rank waits for it. If the sender waits as well, at
+// another call, all ranks raise (receive_notices). since: when the last transfer was done.
 void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point since) {
-  constexpr int of_ends = 1 << (2 * kDeviceBits);  // values of both devices of a tag
+  constexpr int of_ends = 1 << (2 * kDeviceBits);  // values of the low part of a tag: both devices
   for (auto& p : all) {
     if (!p.receives) continue;
     auto here = transport_.probe(Channel::data, p.other.rank, -1);

@@ -83,6 +83,8 @@ void resize_vocab(const Walk& table_modules, const Walk& head_modules, const Axi
 namespace haliax::detail {
 namespace {
 
+// Slices the axis, or appends positions to it: random ones with the mean and the deviation of the
+// present ones, or their mean if there is no key.
 NamedArray with_size(const NamedArray& x, const Axis& axis, std::int64_t new_size, const Key& key) {
   if (new_size <= axis.size) return slice(x, axis, 0, new_size);
   const Axis added = axis.resize(new_size - axis.size);

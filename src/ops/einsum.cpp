@@ -112,6 +112,7 @@ class Spec {
       end = operand(o);
     }
     if (end.text != "->") wrong(end, "there is no ->, so the result is missing");
+    // `-> batch mlp` has no operands
     if (!left.empty() || o.where.length) left.push_back(std::move(o));
     end = operand(right);
     if (end.length) wrong(end, end.text == "->" ? "there are two ->" : "there is only one result");

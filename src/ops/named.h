@@ -69,7 +69,7 @@ inline DType float_of(DType d) { return is_float(d) ? d : DType::f32; }
 inline DType wide_of(DType d) { return is_float(d) && bytes_of(d) >= 4 ? d : DType::f32; }
 inline DType no_bool(DType d) { return d == DType::boolean ? DType::i32 : d; }  // dtype to count in
 // Returns the dtype of a sum of `count` terms: i32 for bools and small signed integers, u32 for
-// small unsigned integers, and i64 or u64 where `count` exceeds 32 bits.
+// small unsigned integers, and i64 or u64 where `count` exceeds 32 bits. Other dtypes stay.
 DType sum_dtype(DType, std::int64_t count);
 // Returns true if the dtype can represent the integer (floats: approximately).
 bool holds(DType, std::int64_t);

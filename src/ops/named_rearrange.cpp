@@ -210,6 +210,7 @@ class Rearrangement {
       if (b->size >= 0 && b->size != a.size)
         parser_.error(fmt::format("label {} is bound to size {}, but the axis there is {}",
                                   item.label, b->size, a));
+      // A binding to an axis with the name of the label binds only a size.
       if (!by_name && b->name != a.name && b->name != Name(item.label))
         parser_.error(fmt::format("label {} is bound to {}, but the axis there is {}", item.label,
                                   b->name, a));

@@ -41,8 +41,7 @@ inline bool touches_only_views(program::Kind k) {
 }
 // Calls f(view, writes) for each view of a step (const or not), reads first. The views of a fused
 // step are in the order of its code. A view that a step adds to is passed twice: as read, then as
-// written. The steps in the body of a loop or a
-// conditional are not included.
+// written. The steps in the body of a loop or a conditional are not included.
 template <class S, class F> void each_view(S& s, F f) {
   using program::Code;
   using program::Kind;

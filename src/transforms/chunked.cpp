@@ -16,7 +16,9 @@
 namespace haliax {
 namespace {
 
-// Returns true if x may depend on a differentiable value. False for ids, masks and random draws.
+// Returns true if x may depend on a differentiable value: if it reads, through elementwise ops and
+// views of floats, a float that is neither a constant nor an iota. Returns false for ids and masks,
+// which are no floats, and for random draws, which are elementwise over integers.
 bool has_gradient(NodeRef x) {
   bool found = false;
   traverse({x}, [&](NodeRef n, PendingNodes& todo) {

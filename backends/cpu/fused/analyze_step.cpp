@@ -54,8 +54,9 @@ Code pairwise(Code reduction) {
                                           : Code::min;
 }
 
-// Returns true if each inner instruction can be computed for one of two inner elements, and if the
-// outer elements are contiguous. Contiguous pairs are reduced faster in vectors of rows.
+// Returns true if each inner instruction can be computed for one of two inner elements (along
+// `dim`), and no load is contiguous along the pair. Contiguous pairs are reduced faster in vectors
+// of rows.
 bool can_fold_pairs(const Fused& fused, std::size_t dim) {
   const auto fits = [&](const Instr& in) {
     if (!in.inner) return !finds_position(in.code);

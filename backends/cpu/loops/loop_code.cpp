@@ -20,7 +20,8 @@ constexpr std::size_t code_bytes = 1 << 16;
 
 class StepsCode final : public StepsFunction, NestCode {
  public:
-  // Steps in `refused` are called.
+  // Steps in `refused` are called. `current`: set to each step before its code is emitted. If the
+  // constructor raises CannotAssemble, compile_steps refuses this step and tries again.
   StepsCode(std::span<const Step> steps, const Context& context, const CompileStep& compile,
             const std::set<const Step*>& refused, const Step*& current)
       : NestCode(code_bytes, std::string_view(kernels().name) == "avx512"), context_(context),

@@ -149,7 +149,7 @@ void NestCode::combine_lanes(const Accumulator& sum) {
   vbroadcastss(sum.sum.low, x);
 }
 
-// ---- matmuls: products and sums in f64, rounded once, as those that are called ----
+// ---- matmuls: products and sums in f64, rounded once, as in matmuls that are called ----
 
 void NestCode::emit_matmul(const MatmulNest& p) {
   begin(p.dims, p.vector);
@@ -159,7 +159,8 @@ void NestCode::emit_matmul(const MatmulNest& p) {
   const auto columns = std::size_t(p.vector), row = std::size_t(p.row);
   const std::int64_t n = dims_[columns], rows = p.row < 0 ? 1 : dims_[row],
                      registers = (n + lanes() - 1) / lanes(), rest = n % lanes();
-  // a register of results takes two of f64
+  // A block has up to `highest` rows and `widest` registers per row, `most` registers in all. A
+  // register of results requires two registers of f64.
   const int most = avx512_ ? 8 : 4, highest = registers == 1 ? most : 2;
   const int widest = rows == 1 ? most : most / 2;
   each_position(0, p.outer, [&] {

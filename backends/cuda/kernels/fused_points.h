@@ -230,6 +230,9 @@ class FusedPoints {
   static constexpr const char* kEachPoint =
       "for (I p = my_block * I(blockDim_x) + threadIdx_x; "
       "p < I({}); p += I(all_blocks) * blockDim_x)";
+  // Returns the kernel that computes n elements. A thread computes one element, or a chunk of
+  // adjacent ones, per iteration. A serial step runs on one thread, in order. All values precede
+  // all stores, because a store may overwrite what a value reads.
   Launch points(std::int64_t n) {
     if (!f_.serial && !f_.dims.empty()) {
       along_ = f_.dims.size() - 1;
@@ -246,7 +249,8 @@ class FusedPoints {
         if (f_.needed[i] && is_store(f_.code[i].code) == stores)
           is_reduction(f_.code[i].code) ? fold_of_one(i) : write(i);
     source_.close();
-    // f64 functions need many registers, and the functions of an element run interleaved.
+    // f64 functions need many registers, and the functions of an element run interleaved. These
+    // launch bounds allow more registers than the default.
     const auto is_wide = [](auto& in) { return in.dtype == DType::f64 && is_expensive(in.code); };
     const bool several = std::count_if(f_.code.begin(), f_.code.end(), is_wide) > 1;
     auto out = source_.launch(f_.serial ? 1 : n, false, several ? "256, 3" : nullptr);

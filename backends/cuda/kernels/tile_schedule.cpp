@@ -193,7 +193,8 @@ class TileSchedule {
            (requested.always || skipped.folds(g_, fold));
   }
   // Returns true if the node depends only on nodes that are done, reductions of this pass and
-  // flags.
+  // flags. Flags may be read later, because needs_each_block ensures that they skip no block of
+  // this pass. ready: complete by the end of the pass, without its early results.
   bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
                  const std::vector<int>& started_by) const {
     auto& n = nodes_[k];

@@ -143,10 +143,11 @@ class PassResults : PassWriter {
 class PassElements : PassWriter {
  public:
   explicit PassElements(const PassWriter& w) : PassWriter(w) {}
-  // Emits the values of a lane's two rows, the reductions and the sums.
+  // Declares and initializes what a lane retains from tile to tile: the values of its two rows that
+  // elements read, the reductions, and the sums of matmuls.
   void emit_start() {
-    for (int i : f_.l.inner)  // used by instructions per element
-      if (f_.without_factor(i) < 0)
+    for (int i : f_.l.inner)         // used by instructions per element
+      if (f_.without_factor(i) < 0)  // a factor of a row is applied after the last tile
         for (int a : operands(f_.instr(i)))
           if (!f_.instr(a).inner) (f_.waits(a) ? running_rows_ : constant_rows_).insert(a);
     for (int f : f_.folds)

@@ -54,7 +54,9 @@ struct RegionTiler {
       return tile_level(values, i, depth);
     });
   }
-  // Tiles the calls in the bodies of the other loops of this level.
+  // Tiles the calls in the bodies of the other loops of this level. These calls are one loop
+  // deeper. Loops over tiles do not count, because they did not exist when the calls were traced.
+  // Loops in bodies follow when the level of their body is tiled.
   Nodes tile_bodies_of_other_loops(const Nodes& roots, const Node* index) const {
     const auto here = loops_of_level(roots, index);
     return in_bodies(

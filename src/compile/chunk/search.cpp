@@ -42,7 +42,7 @@ std::int64_t size_in_block(const ChunkKey& k, std::int64_t positions) {
   while (own % positions) --positions;
   return positions;
 }
-// Returns the same, or the next larger divisor of the block if the smaller one has less than a
+// Returns size_in_block, or the next larger divisor of the block if size_in_block has less than a
 // quarter of the positions. For example, given 10 positions and blocks of 31, returns 31, not 1.
 std::int64_t size_near_block(const ChunkKey& k, std::int64_t positions) {
   const auto own = k.size / k.blocks;

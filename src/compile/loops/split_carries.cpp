@@ -105,6 +105,9 @@ struct SplitCarry {
   std::vector<Block> blocks;        // the parts
 };
 
+// Splits the carry of a result: the body reads blocks of it, and computes each part from parts.
+// Returns nothing if the result is not a carry of this kind, if the loop is short or has several
+// bodies, or if a part requires all parts together.
 std::optional<SplitCarry> split(const Loop& l, std::size_t number) {
   const LoopResult& old = l.results[number];
   if (old.kind != ResultKind::carry || l.index.size() != 1 || trips(l, 0) < kMinTrips) return {};

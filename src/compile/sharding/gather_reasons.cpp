@@ -103,8 +103,9 @@ bool GatherReasons::is_of_parameter(const Version& v, const Node& cause) const {
            shared->end();
   });
 }
-// Returns true if the reader is a view that is a result of the function. The sharding of the result
-// then causes the gather.
+// Returns true if the reader is a result of the function that is free to recompute or regroups
+// axes, and whose preferred sharding uses none of the gathered mesh axes. The sharding of the
+// result then causes the gather.
 bool GatherReasons::is_returned_view(const Version& v) const {
   auto& op = graph_.user_op(v.cause);
   int n = graph_.find(&op);

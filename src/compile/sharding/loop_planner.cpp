@@ -19,16 +19,17 @@ Sharding without(Sharding s, const MeshAxes& blocked) {
 }
 }  // namespace
 
-// Returns the shardings of the carries with which the first attempt starts.
+// Returns the shardings that the first attempt assumes for the carries: the final ones of the last
+// run. In the first run, returns those of the start values, with partial sums reduced.
 std::vector<Sharding> LoopPlanner::carries_of(int n) {
   if (auto known = carried_.find(n); known != carried_.end()) return known->second;
   auto& l = loop_of(node(n));
   std::vector<Sharding> carried(l.results.size());
   for (std::size_t k = 0; k < carried.size(); ++k) {
     if (!l.results[k].carry) continue;
-    // An accumulator that starts from a value computable in any sharding has no sharding at first.
-    // plan_value derives it from the addends, which may be partial. With `regather`, it starts in
-    // its preferred sharding, which needs less memory.
+    // An accumulator whose start value is available in any sharding, such as 0, has no sharding at
+    // first. plan_value derives it from the addends, which may be partial. With
+    // PartitionOptions::regather, it starts in reduced_sharding, which needs less memory.
     int start = graph_.add(l.results[k].start);
     bool fits_any = fits_any_sharding(start);
     if (!fits_any || options_.regather || !loop_shardings_.accumulates(n, k, 0))

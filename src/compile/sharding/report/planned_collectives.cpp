@@ -46,6 +46,8 @@ struct CollectiveLister {
         return a;
     return nullptr;
   }
+  // Returns the path of the module to report for a value. For a gradient, returns the module of its
+  // parameter, such as `layers.mlp` for `layers.mlp.weight`.
   Name module_of(int n) const {
     auto& names = parameters_of_gradient[std::size_t(n)];
     auto of = names.empty() ? std::string_view() : names[0].text();
