@@ -53,14 +53,14 @@ class MatmulStep final : public CompiledStep {
     std::byte* const result = out_.at(frame);
     std::byte* out =
         p.choice.pack_out.used ? scratch + p.packed_a_bytes + p.packed_b_bytes : result;
-    if (p.choice.pack_a.used) a = packed(copy_a_, a, scratch);
-    if (p.choice.pack_b.used) b = packed(copy_b_, b, scratch + p.packed_a_bytes);
+    if (p.choice.pack_a.used) a = copied(copy_a_, a, scratch);
+    if (p.choice.pack_b.used) b = copied(copy_b_, b, scratch + p.packed_a_bytes);
     auto block_mask = block_mask_;
     if (flags_) block_mask.flags = reinterpret_cast<const unsigned char*>(flags_->at(frame));
     parallel_for(p.tasks(), p.workers, [&](std::int64_t task, int worker) {
       run_block({a, b, out, scratch}, block_mask, task, worker);
     });
-    if (p.choice.pack_out.used) packed(copy_out_, out, result);
+    if (p.choice.pack_out.used) copied(copy_out_, out, result);
   }
   double computed_fraction(const Frame& frame) const override {
     return flags_ ? program::computed_fraction(
@@ -120,7 +120,8 @@ class MatmulStep final : public CompiledStep {
                set_side(out.k, s.k, contract_.k, c.k);
     return all ? std::optional(out) : std::nullopt;
   }
-  static const std::byte* packed(const Copier& copier, const std::byte* from, std::byte* to) {
+  // Copies in parallel. Returns `to`.
+  static const std::byte* copied(const Copier& copier, const std::byte* from, std::byte* to) {
     parallel_for(copier.blocks(), threads(),
                  [&](std::int64_t block, int) { copier.run(from, to, block); });
     return to;
