@@ -80,7 +80,7 @@ struct Op {
     splat,      // broadcasts one value
     recode,     // bitcast through memory
     assembled,  // several maps as one function
-    zero        // checks that the elements that a mask hides are 0
+    check_zero  // checks that the elements that a mask hides are 0
   };
   Kind kind = map;
   Extent extent = Extent::one;  // number of values

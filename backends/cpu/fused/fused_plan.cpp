@@ -109,9 +109,10 @@ class InstrEmitter {
     writes.insert(writes.end(), store.begin(), store.end());
   }
 
-  void emit_zero(int i) {
+  // Emits the check that instruction i is 0 at the elements that masks hide (MaskedRows::zero).
+  void emit_zero_check(int i) {
     Op op;
-    op.kind = Op::zero;
+    op.kind = Op::check_zero;
     op.extent = Extent::full;
     op.lane = lane_type_of(step_.instr(i).dtype);
     op.in[0] = tapes_.filled(i, Extent::full, tapes_.level());
@@ -316,7 +317,7 @@ class TapeEmitter {
       if (is_reduction(code) && facts.level == level + 1 && !step_.is_empty) instrs_.emit_reduce(i);
     }
     for (int i : zero)
-      if (step_.info(i).level == level) instrs_.emit_zero(i);
+      if (step_.info(i).level == level) instrs_.emit_zero_check(i);
     Tape writes;
     for (int i : stores) instrs_.emit_inner_store(i, writes);
     Tape& tape = tapes_.inner_tape();

@@ -101,7 +101,7 @@ void TapePlayer::play(const Op& op) {
                     values.columns(), op.from[0] == values.plan.row());
     case Op::splat:
       return splat(op, values.value(op.out), values.value(op.in[0]), n);
-    case Op::zero:
+    case Op::check_zero:
       return check_zero(op);
     case Op::recode:
       op.store_rows(values.value(op.in[1]), {0, 1}, values.value(op.in[0]), 1, n);
