@@ -111,7 +111,7 @@ class NestMemory {
         return place(most);
       }
 
-      starts = stretch(touched, most - stage);
+      starts = as_planned(touched, most - stage);
     }
     for (int s : slots) {
       const int at = program_.memory(s);
@@ -125,9 +125,10 @@ class NestMemory {
       far |= near == starts.end();
     }
   }
-  // Returns the slots in the most accessed range of the plan, with their offsets in this range.
-  std::map<int, std::int64_t> stretch(const std::map<int, std::int64_t>& touched,
-                                      std::int64_t most) const {
+  // Places the slots in the most accessed range of `most` bytes of the planned arena, with their
+  // offsets in this range. Slots that share memory in the plan also share it here.
+  std::map<int, std::int64_t> as_planned(const std::map<int, std::int64_t>& touched,
+                                         std::int64_t most) const {
     auto is_near = [&](int s, std::int64_t from) {
       auto& slot = program_.slot(s);
       return slot.offset >= from && slot.offset + slot.bytes <= from + most;
