@@ -194,13 +194,13 @@ class TileSchedule {
   }
   // Returns true if the node depends only on nodes that are done, reductions of this pass and
   // flags. Flags may be read later, because needs_each_block ensures that they skip no block of
-  // this pass. ready: complete by the end of the pass, without its early results.
-  bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
+  // this pass. computed: complete by the end of the pass, without its early results.
+  bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& computed,
                  const std::vector<int>& started_by) const {
     auto& n = nodes_[k];
     for (std::size_t j = 0; j < k; ++j) {
       auto& before = nodes_[j];
-      const bool here = ready[j] || started_by[j] == int(g_.actions.size());
+      const bool here = computed[j] || started_by[j] == int(g_.actions.size());
       if (done[j]) continue;
       if (before.fold >= 0 && n.folds.count(before.fold) && !here) return false;
       if (meet(before.writes, n.reads) || meet(before.writes, n.writes) ||
