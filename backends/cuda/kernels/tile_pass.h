@@ -94,7 +94,7 @@ struct Layout {
 struct PassFacts {
   PassFacts(const TileGroup& group, const TileAction& action)
       : g(group), pass(action), folds(action.all_folds()), products(action.all_products()),
-        pending(action.pending()), l(group, action), skipped(group) {
+        pending(action.pending()), layout(group, action), skipped(group) {
     find_requested();
   }
   const TileProduct& product(int p) const { return g.products[std::size_t(p)]; }
@@ -131,7 +131,7 @@ struct PassFacts {
   }
   // Returns true if the multiplied rows stay in registers for the entire pass. Otherwise they are
   // loaded for each matmul, because other values need the registers.
-  bool holds_rows() const { return l.makes.size() == 1 && products.empty(); }
+  bool holds_rows() const { return layout.makes.size() == 1 && products.empty(); }
   // Returns the value of an element that is retained for a multiplication: the value before
   // rounding, because two values are rounded at a time.
   int retained_value(int v) const {
@@ -187,7 +187,7 @@ struct PassFacts {
   const TileAction& pass;
   const std::vector<int> folds, products;
   const std::set<int> pending;
-  const Layout l;
+  const Layout layout;
   const SkippedBlock skipped;
   NeededBlocks needed;
   std::string requested, begun;  // blocks to iterate over; blocks of the earlier pass
@@ -234,7 +234,7 @@ class PassWriter {
     return fmt::format("reinterpret_cast<{}*>(shared + {})", type, at);
   }
   std::string at_columns(std::size_t k, const std::string& iteration, const std::string& half) {
-    auto& o = f_.l.columns[k];
+    auto& o = f_.layout.columns[k];
     return fmt::format(
         "{}{{{}}}", staged(o, kColumns),
         shared(element_of(o.dtype), fmt::format("{} + ({} % 2 * 2 + {}) * {}", o.at, iteration,
@@ -242,7 +242,7 @@ class PassWriter {
   }
   std::string together(int value) {
     auto E = element_of(f_.instr(value).dtype);
-    return fmt::format("Together<{}>{{{}}}", E, shared(E, std::to_string(f_.l.published_at)));
+    return fmt::format("Together<{}>{{{}}}", E, shared(E, std::to_string(f_.layout.published_at)));
   }
   // Opens a loop over a lane's two rows h, with `row` and its indices.
   void open_rows() {

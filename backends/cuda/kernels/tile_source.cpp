@@ -43,15 +43,16 @@ class PassResults : PassWriter {
     }
     w_.line(fmt::format("sums{}.template store_to<{}, {}>({}, rows_there, int({}), {});", n,
                         element_of(p.out.view.dtype), p.adds, side(p.out, "first", true),
-                        w_.argument(p.terms), shared("float", std::to_string(f_.l.staged_at))));
+                        w_.argument(p.terms),
+                        shared("float", std::to_string(f_.layout.staged_at))));
   }
   void finish_folds(const std::vector<int>& folds) {
     for (std::size_t k = 0; k < folds.size(); ++k) {
       const int f = folds[k];
       auto T = fmt::format("Wide<{}>", element_of(f_.instr(f).dtype));
-      w_.line(
-          fmt::format("auto* const room{} = {};", f,
-                      shared(T, std::to_string(f_.l.staged_at + std::int64_t(k) * kStagedBytes))));
+      w_.line(fmt::format(
+          "auto* const room{} = {};", f,
+          shared(T, std::to_string(f_.layout.staged_at + std::int64_t(k) * kStagedBytes))));
       w_.line(fmt::format("fold_lanes(fold{0}, {1}, room{0});", f, f_.fold_of(f)));
     }
     w_.line("__syncthreads();");
@@ -146,7 +147,7 @@ class PassElements : PassWriter {
   // Declares and initializes what a lane retains from tile to tile: the values of its two rows that
   // elements read, the reductions, and the sums of matmuls.
   void emit_start() {
-    for (int i : f_.l.inner)         // used by instructions per element
+    for (int i : f_.layout.inner)    // used by instructions per element
       if (f_.without_factor(i) < 0)  // a factor of a row is applied after the last tile
         for (int a : operands(f_.instr(i)))
           if (!f_.instr(a).inner) (f_.waits(a) ? running_rows_ : constant_rows_).insert(a);
@@ -157,7 +158,7 @@ class PassElements : PassWriter {
         w_.line(fmt::format("Number<{}> row{}[2];", element_of(f_.instr(i).dtype), i));
     if (!constant_rows_.empty()) {
       std::set<int> known;
-      for (int i : f_.l.row)
+      for (int i : f_.layout.row)
         if (!f_.waits(i)) known.insert(i);
       open_rows();
       values(f_.g.code, known);
@@ -194,7 +195,7 @@ class PassElements : PassWriter {
   void emit_tile(const std::set<int>& retained) {
     std::set<int> at_last, at_first;
     const bool is_remainder = f_.pass.remainder_of >= 0;  // has no separate source
-    for (int i : is_remainder ? std::set<int>() : f_.l.inner) {
+    for (int i : is_remainder ? std::set<int>() : f_.layout.inner) {
       auto& in = f_.instr(i);
       if (in.code != Code::less && in.code != Code::less_equal) continue;
       if (f_.rises(in.args[0]) && !f_.instr(in.args[1]).inner) at_last.insert(i);
@@ -383,15 +384,15 @@ class PassSource : PassWriter {
     w_.line(fmt::format(
         "const int rows_there = I({0}) - first < tile_rows ? I({0}) - first : tile_rows;", rows_));
     w_.line("Copies copies;");
-    for (std::size_t k = 0; k < f_.l.rows.size(); ++k) {
-      auto& o = f_.l.rows[k];
+    for (std::size_t k = 0; k < f_.layout.rows.size(); ++k) {
+      auto& o = f_.layout.rows[k];
       w_.line(fmt::format("const {} x{}{{{}}};", staged(o, kRows), k,
                           shared(element_of(o.dtype), std::to_string(o.at))));
       w_.line(fmt::format("x{}.template stage<{}>(copies, {}, rows_there, int({}));", k,
                           is_far(o.what.view), side(o.what, "first"), w_.argument(o.terms)));
     }
-    for (std::size_t k = 0; k < f_.l.columns.size(); ++k) {
-      auto& o = f_.l.columns[k];
+    for (std::size_t k = 0; k < f_.layout.columns.size(); ++k) {
+      auto& o = f_.layout.columns[k];
       w_.line(fmt::format("const Source<{}, {}> from{}({}, int({}));", staged(o, kColumns),
                           is_far(o.what.view), k, side(o.what, "0"), w_.argument(o.terms)));
     }
@@ -399,7 +400,7 @@ class PassSource : PassWriter {
         "auto stage_columns = [&](int iteration, const TileColumns::Range& a, const "
         "TileColumns::Range& b)");
     w_.line("const int columns[2] = {a.column, b.column}, there[2] = {a.there(), b.there()};");
-    for (std::size_t k = 0; k < f_.l.columns.size(); ++k)
+    for (std::size_t k = 0; k < f_.layout.columns.size(); ++k)
       w_.line(fmt::format("from{0}.stage(copies, {1}.at, columns, there);", k,
                           at_columns(k, "iteration", "0")));
     w_.close(";");
@@ -407,15 +408,15 @@ class PassSource : PassWriter {
     w_.line("stage_columns(0, tile0, tile1);");
     w_.line("copies.wait();");
     w_.line("__syncthreads();");
-    if (f_.holds_rows()) emit_row_fragments(f_.l.makes[0]);
+    if (f_.holds_rows()) emit_row_fragments(f_.layout.makes[0]);
     elements_.emit_start();
   }
   // Emits the load of the multiplied rows of matmul p into registers.
   void emit_row_fragments(int p) {
     w_.line(fmt::format("RowFragments<{}, {}> rows{};", element_of(f_.product(p).dtype),
                         f_.product(p).depth(), p));
-    w_.line(
-        fmt::format("rows{}.load(x{}, strip);", p, Layout::find(f_.l.rows, f_.product(p), true)));
+    w_.line(fmt::format("rows{}.load(x{}, strip);", p,
+                        Layout::find(f_.layout.rows, f_.product(p), true)));
   }
   // ---- tiles ----
   void emit_tiles() {
@@ -433,15 +434,16 @@ class PassSource : PassWriter {
     for (int p : f_.products) retained.insert(f_.product(p).value);
     for (int v : retained) w_.line(fmt::format("Tile value{};", v));
     w_.open("if (there > 0)");
-    for (int p : f_.l.makes) emit_tile_matmul(p);
+    for (int p : f_.layout.makes) emit_tile_matmul(p);
     elements_.emit_tile(retained);
     for (int p : f_.products)
       if (f_.product(p).kind == Tile::over_columns) {
-        auto y = at_columns(Layout::find(f_.l.columns, f_.product(p), false), "iteration", "half");
+        auto y =
+            at_columns(Layout::find(f_.layout.columns, f_.product(p), false), "iteration", "half");
         w_.line(fmt::format("if ({}) sums{}.add(value{}, {});", f_.adds_block(p, "range"), p,
                             f_.product(p).value, y));
       }
-    if (!f_.l.published.empty()) emit_publish(f_.l.published[0]);
+    if (!f_.layout.published.empty()) emit_publish(f_.layout.published[0]);
     w_.close();
     emit_matmuls_over_rows();
     w_.line("tile0 = next0, tile1 = next1;");
@@ -450,7 +452,7 @@ class PassSource : PassWriter {
   // Emits tile p = x y^T for the columns of this warp. It is 0 in a block that its flags skip.
   void emit_tile_matmul(int p) {
     w_.line(fmt::format("Tile matmul{} = {{}};", p));
-    auto y = at_columns(Layout::find(f_.l.columns, f_.product(p), false), "iteration", "half");
+    auto y = at_columns(Layout::find(f_.layout.columns, f_.product(p), false), "iteration", "half");
     w_.open(fmt::format("if ({})", f_.has_block(p, "range")));
     if (!f_.holds_rows()) emit_row_fragments(p);
     w_.line(fmt::format("compute_tile(matmul{0}, rows{0}, {1});", p, y));
@@ -462,7 +464,7 @@ class PassSource : PassWriter {
   // Emits the matmuls over rows. A value is published after the previous one has been read. By
   // then, its previous results are being loaded.
   void emit_matmuls_over_rows() {
-    if (f_.l.published.empty()) return;
+    if (f_.layout.published.empty()) return;
     w_.line("const TileColumns::Range to = strip < tile_columns ? tile0 : tile1;");
     auto each = [&](int value, const auto& f) {
       for (int n : f_.products)
@@ -477,20 +479,20 @@ class PassSource : PassWriter {
       w_.line(fmt::format("if (adds{0}) over{0}.load(out{0}, to.there(), int({1}));", n,
                           w_.argument(p.terms)));
     };
-    each(f_.l.published[0], load);
-    for (std::size_t k = 0; k < f_.l.published.size(); ++k) {
+    each(f_.layout.published[0], load);
+    for (std::size_t k = 0; k < f_.layout.published.size(); ++k) {
       if (k > 0) {
         w_.line("__syncthreads();");
         w_.line("if (there > 0)");
-        emit_publish(f_.l.published[k]);
+        emit_publish(f_.layout.published[k]);
       }
 
       w_.line("__syncthreads();");
-      if (k + 1 < f_.l.published.size()) each(f_.l.published[k + 1], load);
-      each(f_.l.published[k], [&](int n, auto& p) {
+      if (k + 1 < f_.layout.published.size()) each(f_.layout.published[k + 1], load);
+      each(f_.layout.published[k], [&](int n, auto& p) {
         w_.open(fmt::format("if (adds{})", n));
         w_.line(fmt::format("over{}.add({}, x{});", n, together(p.value),
-                            Layout::find(f_.l.rows, p, true)));
+                            Layout::find(f_.layout.rows, p, true)));
         w_.line(
             fmt::format("over{0}.store(out{0}, to.there(), int({1}));", n, w_.argument(p.terms)));
         w_.close();
@@ -522,10 +524,10 @@ int TileGroup::registers() const {
   int most = 0;
   for (auto& a : actions) {
     if (!a.is_pass()) continue;
-    const Layout l(*this, a);
+    const Layout layout(*this, a);
     int sum = 0;
     std::set<int> retained;
-    for (int p : l.makes) sum += 16 + products[std::size_t(p)].depth() / 4;
+    for (int p : layout.makes) sum += 16 + products[std::size_t(p)].depth() / 4;
     for (int p : a.all_products()) {
       retained.insert(products[std::size_t(p)].value);
       auto& product = products[std::size_t(p)];
