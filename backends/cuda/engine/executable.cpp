@@ -78,7 +78,7 @@ class Call {
           conditional(i);
           break;
         default:
-          one(i);
+          queue(i);
       }
     }
   }
@@ -132,7 +132,8 @@ class Call {
     for (auto& m : i.messages) of_word(m.at);
     for (auto& part : i.body) each_range(part, f);
   }
-  void settle(const Item& i) {
+  // Makes the stream wait for the last collective in flight whose memory the item accesses.
+  void wait_for_collectives(const Item& i) {
     if (started_.empty()) return;
     std::vector<Range> mine;
     each_range(i, [&](const Range& r) { mine.push_back(r); });
@@ -164,8 +165,9 @@ class Call {
     started_.push_back(std::move(mine));
   }
 
-  void one(const Item& i) {
-    settle(i);
+  // Queues a launch, a matmul or an exchange.
+  void queue(const Item& i) {
+    wait_for_collectives(i);
     if (i.kind == Item::Kind::exchange) {
       std::vector<Transfer> all;
       for (auto& m : i.messages)
@@ -173,7 +175,7 @@ class Call {
       rank_->exchange(stream_, all);
     } else {
       if (state_.marks && !i.launch.parts.empty()) std::fill_n(state_.marks, kMarks, 0);
-      to_values(i);
+      set_values(i);
       auto at = [&](std::size_t k) { return reinterpret_cast<void*>(std::intptr_t(values_[k])); };
       if (i.kind == Item::Kind::launch)
         api_.launch(stream_, i.created, i.launch, values_.data());
@@ -182,12 +184,13 @@ class Call {
     }
     if (state_.sync) wait_for(i);
   }
-  void to_values(const Item& i) {
+  // Sets `values_` to the arguments of a launch.
+  void set_values(const Item& i) {
     values_.clear();
     for (auto& w : i.launch.arguments) values_.push_back(value_of(w));
   }
   void conditional(const Item& i) {  // only in sequences without collectives
-    to_values(i);
+    set_values(i);
     const auto outside =
         std::exchange(stream_, api_.begin_if(stream_, i.created, i.launch, values_.data()));
     const auto end = [&] { api_.end_if(std::exchange(stream_, outside)); };
