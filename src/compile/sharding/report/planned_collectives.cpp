@@ -22,7 +22,9 @@ struct CollectiveLister {
   std::map<int, std::size_t> of_bucket = {};
 
   const Node& node(int n) const { return graph.node(n); }
-  CommunicatedArray moved(const Version& v) const {
+  // Describes the communicated array as an argument, a gradient, an updated argument, or an op or
+  // its intermediate. A step of a ring communicates its operand, which is the block that it has.
+  CommunicatedArray communicated_array(const Version& v) const {
     int n = v.is<RingReceive>() ? plan.version(v.in[0]).node : v.node;
     auto& me = node(n);
     using What = CommunicatedArray::What;
@@ -124,7 +126,8 @@ struct CollectiveLister {
     const int others = ranks(graph.mesh, v.step().over) - 1;
     // A device does not send its own block.
     double times = v.ring() >= 0 ? others : v.in_ring_loop() ? double(others) / (others + 1) : 1;
-    PlannedCollective m{.kind = kind_of(v), .over = v.step().over, .arrays = {moved(v)}};
+    PlannedCollective m{
+        .kind = kind_of(v), .over = v.step().over, .arrays = {communicated_array(v)}};
     if (v.cause >= 0) m.cause = user_op_name(graph.user_op(v.cause));
     m.origin = graph.user_op(v.cause < 0 ? v.node : v.cause).origin;
     if (!m.origin.module) m.origin.module = module_of(v.node);
