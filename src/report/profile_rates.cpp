@@ -19,15 +19,16 @@ using program::Program;
 using program::Step;
 using program::View;
 
-// Returns the number of elements that a view accesses. The view of an outer instruction has strides
-// over the outer dims only.
-double elements_met(const View& v, const Dims& dims) {
+// Returns the number of different elements that a view accesses: broadcast elements count once. The
+// view of an outer instruction has strides over the outer dims only.
+double accessed_elements(const View& v, const Dims& dims) {
   double n = 1;
   for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
     if (v.strides[d] != 0) n *= double(dims[d]);
   return n;
 }
-Dims dims_met(const Step& s, const View& v) {
+// Returns the dims over which the step accesses one of its views.
+Dims accessed_dims(const Step& s, const View& v) {
   auto of = [&](auto& operands) -> const Dims* {
     for (auto& o : operands)
       if (&o.view == &v) return &o.dims;
@@ -161,8 +162,8 @@ Traffic traffic_of(const Step& s, const Program& p) {
     for (auto& [other, wrote] : seen)
       if (*other == v && wrote == writes) return;
     seen.push_back({&v, writes});
-    auto dims = dims_met(s, v);
-    double n = elements_met(v, dims);
+    auto dims = accessed_dims(s, v);
+    double n = accessed_elements(v, dims);
     if (&v == &s.gather.table || &v == &s.scatter.target) n = double(program::points(dims));
     // Overlapping windows count shared elements once.
     auto bytes = std::min(n * bytes_of(v.dtype), double(p.slot(v.slot).bytes));
