@@ -244,9 +244,9 @@ struct Walk {
   /// A function that writes the names of fields.
   using WriteNames = void (*)(std::string_view* names, std::size_t count);
 
-  std::string path;      ///< path of the current part
-  int frozen_depth = 0;  ///< number of `Frozen` around it
-  WalkModules found;     ///< with modules: modules and layer axes
+  std::string path;        ///< path of the current part
+  int frozen_depth = 0;    ///< number of `Frozen` around it
+  WalkModules in_modules;  ///< with modules: modules and layer axes
 
   /// Adds a field `bool inference`.
   void inference_flag(bool& flag);

@@ -57,7 +57,7 @@ WalkModules::WalkModules(WalkModules&& other) noexcept
     : found(std::exchange(other.found, nullptr)) {}
 WalkModules::~WalkModules() { delete found; }
 static WalkModules::Found& found_in(Walk& w) {
-  auto& found = w.found.found;
+  auto& found = w.in_modules.found;
   if (!found) found = new WalkModules::Found();
   return *found;
 }
@@ -72,22 +72,22 @@ void Walk::collect(std::initializer_list<void (*)(Walk&, void*)> types, bool sto
   all.stop = stop;
 }
 Walk::Modules Walk::modules() const {
-  if (!found.found) return {nullptr, nullptr};
-  auto& all = found.found->modules;
+  if (!in_modules.found) return {nullptr, nullptr};
+  auto& all = in_modules.found->modules;
   return {all.data(), all.data() + all.size()};
 }
 const Walk::Matrix* Walk::matrix_of(const NamedArray* weight) const {
-  if (!found.found) return nullptr;
-  for (auto& m : found.found->matrices)
+  if (!in_modules.found) return nullptr;
+  for (auto& m : in_modules.found->matrices)
     if (m.weight == weight) return &m;
   return nullptr;
 }
 const std::vector<Axis>& Walk::layers_of(std::size_t array) const {
-  return found.found->layers.at(array);
+  return in_modules.found->layers.at(array);
 }
 void Walk::set_inference(bool value) const {
-  if (!found.found) return;
-  for (bool* flag : found.found->inference) *flag = value;
+  if (!in_modules.found) return;
+  for (bool* flag : in_modules.found->inference) *flag = value;
 }
 
 bool Walk::same_statics(const Walk& other) const {
