@@ -119,7 +119,7 @@ class CacheSearch {
     if (me.bound)
       out_.bound.insert(&n);
     else if (n.value && n.op->kind != Kind::leaf)
-      out_.free.push_back(n.shared_from_this());
+      out_.unbound.push_back(n.shared_from_this());
     bool stored = me.computed && n.free.empty() && me.chunked_axes.empty() && is_stored(n);
     if (stored || me.is_root || n.value) stored_ += n.bytes();
   }

@@ -15,8 +15,8 @@ struct EagerCache {
   // Nodes that retain their operands after the evaluation, because a gradient with respect to a
   // tracer below them may still be computed.
   std::unordered_set<const Node*> bound;
-  // Nodes with a value that were bound before and no longer are.
-  Nodes free;
+  // Nodes with a value that are not bound. They drop their operands after the evaluation.
+  Nodes unbound;
 };
 // Returns the policy for an evaluation of the roots. `nodes`: all nodes that the roots depend on,
 // down to nodes with values. Requires a GraphReader.

@@ -146,7 +146,7 @@ void compute(Claim& claim) {
     if (detaches && !cache.bound.count(&n)) detach(n, detached);
   }
   if (!detaches) return;
-  for (auto& n : cache.free) detach(*n, detached);
+  for (auto& n : cache.unbound) detach(*n, detached);
 }
 
 }  // namespace
