@@ -38,9 +38,9 @@ NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other,
 
 // Rewrites the first addition to a loop sum, if there is one.
 void accumulate_one(const Nodes& roots, Rewrite& to) {
-  auto live = all_nodes(roots);
-  auto users = users_of(live, roots);
-  for (auto& n : live)
+  auto all = all_nodes(roots);
+  auto users = users_of(all, roots);
+  for (auto& n : all)
     for (std::size_t side = 0; side < 2 && prim::combines(*n, Monoid::sum); ++side)
       if (auto sum = added_inside(*n, n->in[side], n->in[1 - side], users, to)) {
         to[n.get()] = sum;
@@ -54,10 +54,10 @@ Nodes accumulate_sums(Nodes roots) { return rewrite_one_by_one(std::move(roots),
 
 // An example is the gradient of a tied embedding table.
 Nodes accumulate_updates(Nodes roots) {
-  auto live = all_nodes(roots);
-  auto users = users_of(live, roots);
+  auto all = all_nodes(roots);
+  auto users = users_of(all, roots);
   Rewrite to;
-  for (auto& n : live) {
+  for (auto& n : all) {
     if (!prim::combines(*n, Monoid::sum)) continue;
     for (std::size_t side : {0u, 1u}) {
       auto &s = n->in[side], &array = n->in[1 - side];

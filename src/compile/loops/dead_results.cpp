@@ -32,8 +32,8 @@ std::vector<bool> live_results(const NodePtr& loop, const std::unordered_set<Nod
 // Repeats until nothing changes, since a dropped result may have been the only user of another
 // loop.
 Nodes drop_dead(Nodes roots, bool effects_only) {
-  return rewrite_one_by_one(std::move(roots), [&](const Nodes& live, Rewrite& to) {
-    auto all = all_nodes(live);
+  return rewrite_one_by_one(std::move(roots), [&](const Nodes& roots, Rewrite& to) {
+    auto all = all_nodes(roots);
     std::unordered_set<NodePtr> read(all.begin(), all.end());
     for (auto& n : all) {
       if (n->op != &kLoop) continue;

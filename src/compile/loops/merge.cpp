@@ -133,12 +133,12 @@ std::unordered_map<const Node*, std::vector<std::size_t>> bodies_of_loops(const 
 }
 
 Nodes merge(Nodes roots, bool carried_only) {
-  return rewrite_one_by_one(std::move(roots), [&](const Nodes& live, Rewrite& to) {
-    const auto all = all_nodes(live);
+  return rewrite_one_by_one(std::move(roots), [&](const Nodes& roots, Rewrite& to) {
+    const auto all = all_nodes(roots);
     Nodes loops;
     std::copy_if(all.begin(), all.end(), std::back_inserter(loops),
                  [](auto& n) { return n->op == &kLoop; });
-    auto bodies = bodies_of_loops(live);
+    auto bodies = bodies_of_loops(roots);
     for (std::size_t i = 0; i < loops.size() && to.empty(); ++i) {
       Set dependents_of_a;  // empty until computed
       for (std::size_t j = i + 1; j < loops.size() && to.empty(); ++j) {

@@ -175,8 +175,8 @@ bool split_one(const NodePtr& n, Rewrite& to) {
 }  // namespace
 
 Nodes split_carries(Nodes roots) {
-  return rewrite_one_by_one(std::move(roots), [](const Nodes& live, Rewrite& to) {
-    for (auto& n : all_nodes(live))
+  return rewrite_one_by_one(std::move(roots), [](const Nodes& roots, Rewrite& to) {
+    for (auto& n : all_nodes(roots))
       if (n->op == &kLoop && split_one(n, to)) break;
   });
 }
