@@ -45,14 +45,14 @@ Regions::Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
     if (n->op != &prim::kEnter) continue;
     auto k = ChunkKey::of(n->attr);
     bool known =
-        std::any_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; });
-    if (k.same_call(call) && !known) keys.push_back(k);
+        std::any_of(axes.begin(), axes.end(), [&](auto& other) { return other.axis == k.axis; });
+    if (k.same_call(call) && !known) axes.push_back(k);
   }
   auto place = [&](auto& k) {
     return std::find(call.tiled_axes.begin(), call.tiled_axes.end(), k.axis);
   };
-  std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
-  for (auto& k : keys) list.emplace_back(k.attr(), roots, level);
+  std::stable_sort(axes.begin(), axes.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
+  for (auto& k : axes) list.emplace_back(k.attr(), roots, level);
 }
 bool Regions::contain(const NodePtr& n) const {
   return std::any_of(list.begin(), list.end(), [&](auto& r) { return r.contains(n); });

@@ -65,8 +65,8 @@ class Region {
 // The regions of a call, one per tiled axis that has a boundary, in the order of the call's
 // tiled_axes.
 struct Regions {
-  std::vector<ChunkKey> keys;
-  std::vector<Region> list;
+  std::vector<ChunkKey> axes;
+  std::vector<Region> list;  // one per axis
   Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level);
   bool contain(const NodePtr&) const;
 };

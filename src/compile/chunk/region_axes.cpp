@@ -32,7 +32,7 @@ std::optional<ChunkKey> RegionAxes::longest_untiled_axis() const {
   if (!largest) return {};
   const Axis* longest = nullptr;
   for (auto& a : largest->axes) {
-    bool is_tiled = std::any_of(regions_.keys.begin(), regions_.keys.end(),
+    bool is_tiled = std::any_of(regions_.axes.begin(), regions_.axes.end(),
                                 [&](auto& k) { return k.axis == a.name; });
     if (!is_tiled && (!longest || a.size > longest->size)) longest = &a;
   }

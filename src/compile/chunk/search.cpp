@@ -52,10 +52,10 @@ std::int64_t size_near_block(const ChunkKey& k, std::int64_t positions) {
 }
 // Returns tile sizes of these axes that have about `positions` positions together. The last axis
 // is filled first: given 128 positions of axes (8, 64), returns tiles of (2, 64).
-TileSizes sizes_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
+TileSizes sizes_of(const std::vector<ChunkKey>& axes, std::int64_t positions) {
   TileSizes sizes;
   std::int64_t inner = 1;
-  for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
+  for (auto k = axes.rbegin(); k != axes.rend(); ++k) {
     sizes.insert(
         sizes.begin(),
         {*k, size_near_block(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
@@ -64,9 +64,9 @@ TileSizes sizes_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
   return sizes;
 }
 // Returns the product of the sizes.
-std::int64_t position_count(const std::vector<ChunkKey>& keys) {
+std::int64_t position_count(const std::vector<ChunkKey>& axes) {
   std::int64_t n = 1;
-  for (auto& k : keys) n *= k.size;
+  for (auto& k : axes) n *= k.size;
   return n;
 }
 // Returns a tile size of at most c with tiles of equal or nearly equal sizes. Large sizes are
@@ -173,11 +173,11 @@ std::string reason_of(const Trial& t, const std::optional<Trial>& other, const C
 }
 
 // Returns the message for a call whose smallest chunk exceeds its budget.
-std::string too_large(const std::vector<ChunkKey>& keys, std::int64_t bytes, std::int64_t budget,
+std::string too_large(const std::vector<ChunkKey>& axes, std::int64_t bytes, std::int64_t budget,
                       bool backward) {
-  std::string axes;
-  for (auto& k : keys) axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
-  return "one position of " + axes + " needs " + std::to_string(bytes) + " bytes, more than the " +
+  std::string names;
+  for (auto& k : axes) names += (names.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
+  return "one position of " + names + " needs " + std::to_string(bytes) + " bytes, more than the " +
          std::to_string(budget) + " allowed" + (backward ? "" : "; its gradient may need more");
 }
 
@@ -254,7 +254,7 @@ class TileSearch {
         t = std::move(all);
     if (t.plan.refusal.empty() && t.bytes > budget_ && !call_.scores)
       t.plan.refusal = failure_at(origin_, "chunked_reduce",
-                                  too_large(regions_.keys, t.bytes, budget_, backward_));
+                                  too_large(regions_.axes, t.bytes, budget_, backward_));
     return t;
   }
 
@@ -302,7 +302,7 @@ class TileSearch {
         return with_reason(t, {});
     }
     TileSizes sizes;
-    for (auto& k : regions_.keys) {
+    for (auto& k : regions_.axes) {
       auto at = std::find(call_.tiled_axes.begin(), call_.tiled_axes.end(), k.axis) -
                 call_.tiled_axes.begin();
       sizes.push_back({k, size_in_block(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
@@ -321,7 +321,7 @@ class TileSearch {
     for (auto& r : regions_.list) passes.push_back(r.passes());
     auto min_passes = *std::min_element(passes.begin(), passes.end());
     for (std::size_t i = 0; i < passes.size(); ++i)
-      (passes[i] == min_passes ? outer_axes_ : inner_axes_).push_back(regions_.keys[i]);
+      (passes[i] == min_passes ? outer_axes_ : inner_axes_).push_back(regions_.axes[i]);
     if (may_add_axis) added_axis_ = axes_->longest_untiled_axis();
     if (!added_axis_) return;
     auto region = axes_->along(*added_axis_);
@@ -378,9 +378,9 @@ class TileSearch {
     return best;
   }
   std::optional<Trial> search_rows() const {
-    auto keys = added_axis_ ? regions_.keys : outer_axes_;
-    return largest_fit(position_count(keys),
-                       [&](std::int64_t c) { return plan_rows(sizes_of(keys, c)); });
+    auto axes = added_axis_ ? regions_.axes : outer_axes_;
+    return largest_fit(position_count(axes),
+                       [&](std::int64_t c) { return plan_rows(sizes_of(axes, c)); });
   }
   // Returns a plan over rows with these tile sizes. If the keys rotate around a ring
   // (`ring_keys_`), adds a loop over blocks of keys around the loop over queries. It is the
@@ -393,7 +393,7 @@ class TileSearch {
     for (auto& n : isolated_.inputs)
       if (find(*n, ring_keys_->axis)) bytes += n->bytes() / ring_keys_->size * block;
     std::size_t at = 0;
-    for (; at + regions_.keys.size() < sizes.size() && bytes > kMaxRingBlockBytes; ++at)
+    for (; at + regions_.axes.size() < sizes.size() && bytes > kMaxRingBlockBytes; ++at)
       bytes /= sizes[at].first.size;
     sizes.insert(sizes.begin() + std::ptrdiff_t(at), {*ring_keys_, block});
     return {.call = call_,
@@ -407,16 +407,16 @@ class TileSearch {
   std::int64_t scores_bytes(const std::vector<ChunkKey>& independent, std::int64_t queries) const {
     auto* widest = axes_->widest();
     if (!widest) return 0;
-    auto all = position_count(independent) * position_count(regions_.keys) *
+    auto all = position_count(independent) * position_count(regions_.axes) *
                (ring_keys_ ? call_.blocks : 1);
-    return widest->bytes() / all * std::min(queries, position_count(regions_.keys));
+    return widest->bytes() / all * std::min(queries, position_count(regions_.axes));
   }
   // Returns a plan whose iterations process a few queries of one head of one example, so that the
   // scores of an iteration stay in the cache of a core, and iterations can run in parallel.
   TilePlan plan_single_heads(const std::vector<ChunkKey>& independent, std::int64_t queries) const {
     TileSizes sizes;
     for (auto& k : independent) sizes.push_back({k, 1});
-    auto mine = sizes_of(regions_.keys, queries);
+    auto mine = sizes_of(regions_.axes, queries);
     sizes.insert(sizes.end(), mine.begin(), mine.end());
     return plan_rows(std::move(sizes));
   }
@@ -441,7 +441,7 @@ class TileSearch {
   std::int64_t tile_rows(const std::vector<ChunkKey>& independent, const ChunkKey& keys) const {
     auto* widest = axes_->widest();
     auto together = widest ? widest->size() / (position_count(independent) *
-                                               position_count(regions_.keys) * keys.size)
+                                               position_count(regions_.axes) * keys.size)
                            : 1;
     return std::max<std::int64_t>(8, kTileQueries / std::max<std::int64_t>(1, together));
   }
