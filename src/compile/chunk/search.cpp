@@ -400,7 +400,7 @@ class TileSearch {
             .sizes = std::move(sizes),
             .form = rows_form(call_, backward_),
             .key_loop = TilePlan::KeyLoop::ring,
-            .keys = at};
+            .keys_at = at};
   }
   // Returns the bytes of the widest scores of an iteration with this number of queries and one
   // position of each axis in `independent`.

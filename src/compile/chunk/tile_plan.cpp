@@ -60,7 +60,7 @@ using Hoisted = std::unordered_map<const Node*, std::vector<Attr>>;
 Hoisted hoisted_values(const TilePlan& plan, const Nodes& roots, const Node* index) {
   Hoisted out;
   const auto level = without_bodies(level_of(roots, index));
-  for (std::size_t k = plan.keys + 1; k < plan.sizes.size(); ++k) {
+  for (std::size_t k = plan.keys_at + 1; k < plan.sizes.size(); ++k) {
     auto key = plan.sizes[k].first.attr();
     Region region(key, roots, level, index);
     for (auto& n : level)
@@ -152,7 +152,7 @@ Nodes tile_from(const TilePlan& plan, const Nodes& roots, const Node* index, std
   if (auto free = region.without_barriers(); free != roots)
     return tile_from(plan, free, index, from, refusal);
   auto out = region.tile(size, plan.form, plan.why);
-  if (plan.key_loop == TilePlan::KeyLoop::ring && plan.keys == from)
+  if (plan.key_loop == TilePlan::KeyLoop::ring && plan.keys_at == from)
     out = round_after_loop(out, index, region.index());
   auto hoisted = plan.loops_over_keys(from) ? hoisted_values(plan, out, index) : Hoisted();
   return in_bodies(
@@ -179,7 +179,7 @@ class ScoreTiles {
     by_queries_.key_loop = TilePlan::KeyLoop::none;
     std::swap(by_keys_.sizes[from], by_keys_.sizes[from + 1]);
     by_keys_.key_loop = TilePlan::KeyLoop::around_queries;
-    by_keys_.keys = from;
+    by_keys_.keys_at = from;
   }
   Nodes of(Nodes roots) {
     if (region(by_queries_, roots).wide_accumulator_bytes() == 0) return tile(by_queries_, roots);

@@ -23,13 +23,13 @@ struct TilePlan {
   // The loop over keys of scores:
   // - inside_queries: the last two entries of `sizes` are queries and keys. Requires
   //   defer_normalization first.
-  // - around_queries: entry number `keys` of `sizes`, outside of the loop over queries.
+  // - around_queries: entry number `keys_at` of `sizes`, outside of the loop over queries.
   // - ring: the same, and blocks of keys rotate around the ring of devices.
   enum class KeyLoop : std::uint8_t { none, inside_queries, around_queries, ring };
   KeyLoop key_loop = KeyLoop::none;
-  std::size_t keys = 0;
+  std::size_t keys_at = 0;  // index of the keys in `sizes`
   bool loops_over_keys(std::size_t k) const {
-    return key_loop >= KeyLoop::around_queries && keys == k;
+    return key_loop >= KeyLoop::around_queries && keys_at == k;
   }
   std::string why = {};      // for reports
   std::string refusal = {};  // why the call cannot be tiled, or cannot be tiled this way
