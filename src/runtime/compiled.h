@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/object_pool.h"
+#include "devices/device_memory.h"
 #include "graph/node.h"
 #include "program/program.h"
-#include "devices/device_memory.h"
 
 namespace haliax {
 

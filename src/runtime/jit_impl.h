@@ -3,9 +3,9 @@
 #include <atomic>
 #include <utility>
 
+#include "devices/trace_lock.h"
 #include "haliax/jit.h"
 #include "runtime/mesh_run.h"
-#include "devices/trace_lock.h"
 
 namespace haliax::detail {
 

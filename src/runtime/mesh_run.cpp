@@ -11,11 +11,11 @@
 
 #include "compile/memory/memory.h"
 #include "compile/verify.h"
+#include "devices/communicator.h"
+#include "devices/shards.h"
 #include "haliax/fmt.h"
 #include "program/plugin.h"
-#include "devices/communicator.h"
 #include "runtime/profile.h"
-#include "devices/shards.h"
 #include "runtime/strict.h"
 
 namespace haliax {

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "runtime/graph_copy.h"
 #include "base/where.h"
-#include "haliax/jit.h"
 #include "devices/communicator.h"
+#include "haliax/jit.h"
+#include "runtime/graph_copy.h"
 #include "runtime/profile.h"
 
 namespace haliax {

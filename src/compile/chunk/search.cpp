@@ -5,10 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include "haliax/chunked.h"
+#include "compile/chunk/cost.h"
 #include "compile/chunk/isolated_subgraph.h"
 #include "compile/chunk/region_axes.h"
-#include "compile/chunk/cost.h"
+#include "haliax/chunked.h"
 #include "haliax/error.h"
 #include "ops/prim.h"
 

@@ -1,10 +1,9 @@
 // Applies a plan of tile sizes to the regions of one call.
 #include "compile/chunk/tile_plan.h"
 
-#include "compile/chunk/defer_normalization.h"
-
 #include <algorithm>
 
+#include "compile/chunk/defer_normalization.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 

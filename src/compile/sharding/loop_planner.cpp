@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "compile/sharding/op_planner.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
-#include "compile/sharding/op_planner.h"
 
 namespace haliax::partitioning {
 namespace {

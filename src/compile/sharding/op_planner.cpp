@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
+#include "compile/sharding/loop_planner.h"
 #include "ops/attr.h"
 #include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
-#include "compile/sharding/loop_planner.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -1,13 +1,13 @@
 // Lists the collectives of a plan and their reasons, as data for reports.
 #include <algorithm>
 
+#include "compile/sharding/gather_reasons.h"
+#include "compile/sharding/passes.h"
 #include "graph/axes.h"
 #include "ops/attr.h"
 #include "ops/blockwise.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
-#include "compile/sharding/passes.h"
-#include "compile/sharding/gather_reasons.h"
 
 namespace haliax::partitioning {
 namespace {
