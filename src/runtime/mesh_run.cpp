@@ -19,9 +19,10 @@
 #include "runtime/strict.h"
 
 namespace haliax {
+namespace {
 
 // One call: the blocks of each argument on each device.
-class MeshProgram::MeshCall {
+class MeshCall {
  public:
   MeshCall(const MeshProgram& m, const std::vector<BufferPtr>& arguments,
            const std::vector<bool>& may_overwrite)
@@ -82,6 +83,8 @@ class MeshProgram::MeshCall {
   std::vector<std::vector<BufferPtr>> copied_blocks_;  // by argument, then by device
 };
 
+}  // namespace
+
 MeshProgram::Created MeshProgram::run(const std::vector<BufferPtr>& arguments,
                                       const std::vector<bool>& may_overwrite) const {
   MeshCall mine(*this, arguments, may_overwrite);
@@ -106,9 +109,11 @@ MeshProgram::Created MeshProgram::run(const std::vector<BufferPtr>& arguments,
   return {std::move(out), mine.copied_bytes};
 }
 
+namespace {
+
 // Returns the environment variables of the library, except for variables that may differ between
 // ranks.
-static std::string environment() {
+std::string environment() {
   std::set<std::string> all;
   for (auto** v = environ; v && *v; ++v) {
     std::string variable = *v;
@@ -121,7 +126,7 @@ static std::string environment() {
 }
 // Compares the call between all ranks. Ranks with different Programs would wait for each other
 // forever.
-static void compare_with_ranks(Peers& ranks, const MeshProgram& m, const Compilation& c) {
+void compare_with_ranks(Peers& ranks, const MeshProgram& m, const Compilation& c) {
   std::string in, out;
   for (std::size_t k = 0; k < m.inputs.size(); ++k)
     in += fmt::format("{} {} {}; ", m.inputs[k].first, name_of(m.inputs[k].second),
@@ -145,14 +150,14 @@ static void compare_with_ranks(Peers& ranks, const MeshProgram& m, const Compila
 
 // Compares the collectives between all ranks. With overlap, they have other positions than in the
 // plan.
-static void agree_on_collectives(Peers& ranks, const MeshProgram& m) {
+void agree_on_collectives(Peers& ranks, const MeshProgram& m) {
   Peers::JointCall joint(ranks, "the first call of a function");
   const auto text = collectives_text(*m.devices[0].program);
   ranks.agree({{"calls", std::to_string(std::hash<std::string>()(text)), false}});
 }
 // Checks that the collectives of all devices match. Also plans the devices of other ranks.
-static void verify_all_devices(const Compilation& c, const MeshProgram& m, const LocalDevices& here,
-                               const std::string& backend, bool simulated) {
+void verify_all_devices(const Compilation& c, const MeshProgram& m, const LocalDevices& here,
+                        const std::string& backend, bool simulated) {
   std::vector<Compiled> of_other_ranks;
   for (int d = 0; here.ranks && d < m.mesh.devices(); ++d) {
     if (d >= here.first && d < here.first + here.count) continue;
@@ -164,6 +169,8 @@ static void verify_all_devices(const Compilation& c, const MeshProgram& m, const
     for (auto& d : *compiled) programs.at(std::size_t(d.program->device)) = d.program.get();
   verify_collectives(programs);
 }
+
+}  // namespace
 
 MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool simulated) {
   auto& mesh = *c.options.mesh;

@@ -30,7 +30,6 @@ struct MeshProgram {
   };
   Created run(const std::vector<BufferPtr>& arguments,
               const std::vector<bool>& may_overwrite) const;
-  class MeshCall;
 };
 
 // Runs the stages after `run_global`, which follow options.mesh, in, out and partition. Arrays that
