@@ -14,6 +14,7 @@
 //   assemble/  plan and kernel: machine code for elementwise ops of fused steps
 //   loops/     plan and kernel: machine code for loops with small steps
 //   kernels/   kernel: the functions of kernels.h, for each instruction set
+// isa.cpp selects the instruction set, and custom.cpp runs functions of the user.
 #pragma once
 #include <cstddef>
 #include <cstdint>

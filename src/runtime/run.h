@@ -1,4 +1,8 @@
 // Compiles and runs graphs on a backend.
+//
+// The main files of this folder: run (one device), mesh_run (one Program per device), jit,
+// jit_cache and jit_run (calls of a function), and evaluate (reads outside of `jit`), with
+// eval_cache (its Programs) and eager_cache_policy (the intermediates whose values are cached).
 #pragma once
 #include <string>
 

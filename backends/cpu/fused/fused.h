@@ -72,15 +72,15 @@ struct Op {
     load,
     iota,
     store,
-    reduce,     // adds a tile to the accumulators of a reduction
-    pick,       // a reduction that reads one element per row (one_hot.h)
-    poke,       // updates one element per row (one_hot.h)
+    reduce,     // adds a tile, in[0], to the accumulators of a reduction
+    pick,       // a reduction that reads in[0] at one position per row, in[1] (one_hot.h)
+    poke,       // adds in[1] to in[0] at one position per row, in[2], or subtracts it (one_hot.h)
     finish,     // accumulators to values
-    expand,     // broadcasts one value per row, or one row
-    splat,      // broadcasts one value
-    recode,     // bitcast through memory
-    assembled,  // several maps as one function
-    check_zero  // checks that the elements that a mask hides are 0
+    expand,     // broadcasts in[0], which is one value per row, or one row
+    splat,      // broadcasts in[0], which is one value
+    recode,     // bitcast of in[0] through memory, in[1]
+    assembled,  // several maps as one function; AssembledOps has the operands
+    check_zero  // checks that the elements of in[0] that a mask hides are 0
   };
   Kind kind = map;
   Extent extent = Extent::one;  // number of values

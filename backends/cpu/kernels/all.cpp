@@ -22,6 +22,7 @@ namespace haliax::cpu::HALIAX_ISA {
 namespace {
 
 using program::Code;
+// Each file may use the files above it.
 #include "math.inc"
 
 #include "functions.inc"

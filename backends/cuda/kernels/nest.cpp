@@ -1,4 +1,5 @@
-// The generator of nest kernels; see nest.h.
+// The generator of nest kernels; see nest.h. NestMemory places each slot: near (in shared memory)
+// or far (in a parallel slot of the arena). Nest emits the steps, one after another.
 #include "nest.h"
 
 #include <fmt/format.h>

@@ -30,7 +30,9 @@ struct Layout {
   std::vector<int> makes;              // matmuls whose results are tiles
   std::vector<int> published;          // values that are multiplied over rows, one after another
   std::set<int> inner, row;            // instructions per element, and per row
-  std::int64_t published_at = 0, staged_at = 0, bytes = 0;
+  // offsets in bytes: of published values, and of staged operands, which results later overwrite
+  std::int64_t published_at = 0, staged_at = 0;
+  std::int64_t bytes = 0;  // in all
 
   Layout(const TileGroup& g, const TileAction& pass) {
     std::set<int> all;
@@ -100,8 +102,10 @@ struct PassFacts {
   const TileProduct& product(int p) const { return g.products[std::size_t(p)]; }
   const program::Instr& instr(int i) const { return g.code[std::size_t(i)]; }
   bool has_tiles() const { return !folds.empty() || !products.empty(); }
-  bool has_top() const { return pass.top >= 0; }
-  int top_value() const { return has_top() ? instr(pass.top).args[0] : -1; }
+  bool has_top() const { return pass.top >= 0; }  // the pass has a running maximum (Scaled)
+  int top_value() const { return has_top() ? instr(pass.top).args[0] : -1; }  // its operand
+  // Returns true if the value is computed from the running maximum or from an early reduction, and
+  // changes with it.
   bool waits(int i) const { return has_top() && g.waits(i, pending); }
   int without_factor(int i) const { return has_top() ? cuda::without_factor(g, i, pending) : -1; }
   bool full_rows() const { return program::points(g.rows) % kRows == 0; }

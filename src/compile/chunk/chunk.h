@@ -1,9 +1,14 @@
 // chunked_reduce: regions of a graph, computed tile by tile. A tile is a block of the tiled axis,
 // which the public interface calls a chunk.
 //
-// The files, from the call to the loops: chunk (levels, order of calls), search (tile sizes;
-// isolated_subgraph and cost weigh a candidate), tile_plan (one plan as loops), region (one axis:
-// its members, passes and loops).
+// The files, from the call to the loops:
+//
+// - chunk: levels, order of calls.
+// - search: tile sizes. region_axes finds further axes; isolated_subgraph and cost weigh a
+//   candidate.
+// - tile_plan: one plan as loops. defer_normalization comes first if keys are tiled.
+// - region: one axis. region_members finds its nodes, region_check refuses nodes that cannot be
+//   tiled, region_passes finds the passes, and region_loops and carried_results build the loops.
 //
 // In      a graph after differentiation, in which boundaries (prim::enter, prim::leave) mark the
 //         regions of chunked_reduce calls, forward and backward.

@@ -1,4 +1,11 @@
-// The nodes of a region, and the tiled axis in each of them.
+// The nodes of a region, and the tiled axis in each of them. For example, with `n` tiled, in
+// x' = enter(x), y = exp(x'), s = sum(y, "n"), t = leave(s), u = t + 1:
+//
+//        contains   is_tiled   on_tile   axis_in   name_in
+//   x'   yes        yes        yes       n         n
+//   y    yes        yes        yes       n         n
+//   s    yes        no         no        -         n         a result of the loop over tiles
+//   u    no         no         no        -                   outside: reads the final value of s
 #pragma once
 #include <optional>
 

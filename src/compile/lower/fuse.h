@@ -4,7 +4,8 @@
 // In      the targets of a scope.
 // Out     its units.
 // Always  a value that is read from memory is computed by exactly one unit. Other values are
-//         computed by each kernel that reads them. A unit runs after all units in `Unit::after`.
+//         computed by each kernel that reads them; they are cheap or have one reader (Anchors). A
+//         unit runs after all units in `Unit::after`.
 #pragma once
 #include <unordered_map>
 #include <unordered_set>

@@ -1,9 +1,16 @@
 // Lowering: translates the graph of one device into a Program. Units become steps, values become
 // slots, and loops become steps that contain steps.
 //
-// Passes prepare the graph (rewrites.h, masked_matmuls.h). Two analyses are arguments of `lower`:
-// `split_iterations` (early_exit.h) finds the parts of iterations that may be skipped, and
-// `layouts_of` (layout.h) chooses the memory layout of values.
+// The files, in order:
+//
+// - rewrites.h, masked_matmuls.h: passes that prepare the graph. level_graph.h is their helper.
+// - layout.h: the memory layout of values.
+// - fuse.h: the units of a scope (fuse.cpp) and their order (schedule.cpp).
+// - lowering.h: units to steps. loop.cpp lowers loops.
+// - kernel.h: one unit to one fused step.
+//
+// Two analyses are arguments of `lower`: `split_iterations` (early_exit.h) finds the parts of
+// iterations that may be skipped, and `layouts_of` (layout.h) chooses the memory layout of values.
 //
 // In      a graph without region boundaries and tracers (other wraps, such as barriers, are lowered
 //         as the value that they wrap); placeholders of the arguments.

@@ -20,7 +20,9 @@ std::vector<int> schedule(const Scope& s, const Places& placed, bool by_age) {
   std::size_t n = s.units.size();
   std::vector<std::set<const Node*>> reads(n);
   std::unordered_map<const Node*, Readers> readers;
-  std::vector<std::int64_t> growth(n);  // growth of live memory, in bytes
+  // growth of live memory by unit: bytes of its results, minus bytes of values that only this unit
+  // still has to read
+  std::vector<std::int64_t> growth(n);
   for (std::size_t u = 0; u < n; ++u) {
     for (auto& node : s.units[u].nodes) {
       if (s.units[u].type != Unit::Type::copy && s.in_memory.count(node.get()) &&

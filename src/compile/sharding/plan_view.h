@@ -1,4 +1,8 @@
 // The plan so far, and queries that do not change it.
+//
+// Names of indices in this folder, unless a comment states otherwise: n: a node
+// (GlobalGraph::values); x: an operand of n, or a mesh axis; v: a version (Plan::versions); k: the
+// number of an operand or of a loop result; b: a body of a loop.
 #pragma once
 #include "compile/sharding/choices.h"
 #include "compile/sharding/global_graph.h"
@@ -12,7 +16,8 @@ struct Draft {  // the state that a further attempt to plan a loop restores
   Plan plan;
   struct Planning {                  // planning state of a node
     std::vector<int> versions = {};  // the first version is the computed one
-    // > 0: each reader computes the node; length of the chain of such ops
+    // > 0: each reader computes the node in its own sharding; length of the chain of such ops. In
+    // contrast, readers of a deferred node read its operand (OpShardings::is_deferred).
     int lazy_depth = 0;
     bool planned = false;
     int replacement = -1;  // the node that replaces it; -1: none
