@@ -9,7 +9,10 @@ class LoopPlanner : PlanBuilder {
  public:
   LoopPlanner(PlanState& s, OpPlanner& ops, VersionPlanner& v)
       : PlanBuilder(s), shardings_(s), loop_shardings_(s), cost_(s), ops_(ops), versions_(v) {}
+  // Plans a loop and its bodies.
   void compute(int n);
+  // If the node is the block that an iteration of a ring loop reads from a sharded array, adds a
+  // version that receives it from another device and returns true.
   bool plan_ring_receive(int n);
 
  private:

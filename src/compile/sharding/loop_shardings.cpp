@@ -9,8 +9,6 @@
 
 namespace haliax::partitioning {
 
-// Returns true if the body only adds to this carry. Its addends may then stay partial until the
-// loop ends. For example, c + x accumulates, but c + c * x and tanh(c + x) do not.
 bool LoopShardings::accumulates(int loop, std::size_t k, std::size_t body) const {
   auto& r = loop_of(node(loop)).results[k];
   auto& level = graph_.level(loop, body);
@@ -59,10 +57,6 @@ bool LoopShardings::reads_beyond_slice(const std::vector<int>& order, int x, Nam
     return part->axis == axis ? !is_slice_at(me, index) : reads_beyond_slice(order, s, axis, index);
   });
 }
-// Returns the mesh axes whose devices share the iterations of the loop. A loop may tile an axis
-// that is sharded. If its iterations are independent, each device runs those of its own block. Sums
-// over iterations are then partial, and stacked results are sharded as the tiled arrays. For
-// example, given 8 tiles and 4 devices, each device runs 2 iterations.
 MeshAxes LoopShardings::iterations_shared_by(int n) const {
   auto& l = loop_of(node(n));
   if (l.index.size() != 1) return {};
@@ -100,14 +94,6 @@ MeshAxes LoopShardings::iterations_shared_by(int n) const {
   bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;
   return even && !shared_by.overlaps(blocked_axes(node(n))) ? shared_by : MeshAxes();
 }
-// Returns the sharding in which a loop accumulates or stacks the value of an iteration.
-//
-// - A reduction over iterations of values that are partial by the same monoid stays partial. It is
-//   reduced over devices once, after the loop.
-//   For example, given a sum over tiles of [a, b] that are partial over x, returns [a, b] partial
-//   over x.
-// - A stack uses a version without partial sums if there is one. Otherwise it stays partial, unless
-//   `regather` is set and a reduce-scatter makes the value smaller.
 Sharding LoopShardings::iteration_sharding(int n, const LoopResult& r) const {
   auto at = sharding_of(n);
   if (at.partial.empty()) return shardings_.reduced_sharding(n);

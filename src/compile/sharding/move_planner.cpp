@@ -8,10 +8,6 @@
 
 namespace haliax::partitioning {
 
-// Plans an op that moves positions along a sharded axis: each device receives the positions that
-// its block lacks. For example, given a roll by 1 of 8 positions on 2 devices, device 0 receives
-// position 7 and device 1 receives position 3. A slice that only this op reads is not materialized:
-// the op reads the operand of the slice.
 void MovePlanner::shift(int n, const Sharding& work) {
   auto& me = node(n);
   const auto in = graph_.at(n).in;  // a copy, since the graph may grow
@@ -62,10 +58,6 @@ void MovePlanner::shift(int n, const Sharding& work) {
   add_computed(std::move(v), local_size(me.axes, work, mesh_));
 }
 
-// Plans an op that splits an axis into parts, or flattens parts into one axis, if the blocks before
-// and after do not match. Each device receives the elements that its block lacks. Returns false if
-// the blocks match or the op is of another kind. For example, given parts [a=3, b=4] with b sharded
-// over 2 devices, device 0 holds the flat positions 0, 1, 4, 5, 8, 9 but needs 0 to 5.
 bool MovePlanner::regroup(int n, const Sharding& work, const Sharding& partial) {
   auto& me = node(n);
   if (!rules::regroups(me) || is_chosen(n, Choice::gather)) return false;

@@ -38,8 +38,8 @@ void OpShardings::shard_axis(const Node& n, Sharding& work, Name a,
 void OpShardings::shard_axes(const Node& n, Sharding& work, const Sharding& like) const {
   for (auto& [name, mesh_axes] : like.dims) shard_axis(n, work, name, mesh_axes);
 }
-// Returns the sharding of the iteration space of an op. The sources below are applied in this
-// order. Each one shards only axes, and uses only mesh axes, that are still free.
+// The sources below are applied in this order. Each one shards only axes, and uses only mesh axes,
+// that are still free.
 //
 // 1. The source that `choice` selects: an operand, the preferred sharding, or the rows of a table.
 // 2. The mapping, for a contraction or a gather, but not for a gather in sorted order or a scatter.
@@ -96,11 +96,6 @@ Sharding OpShardings::work_of(int n, OpChoice choice) const {
   move_mesh_axes(n, work, choice);
   return work;
 }
-// Returns whether operand k, which is partial along mesh axis x, may stay partial through this op
-// and be reduced later. The op must commute with the reduction. For example, given partial y and
-// replicated z, y * z may stay partial, but y * y and exp(y) may not. Given partial y and z, y + z
-// may stay partial. A sum over an axis of partial y may, and a broadcast of y may not, because more
-// bytes would be reduced later.
 PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid m,
                                             const Sharding& work) const {
   auto& me = node(n);
@@ -126,15 +121,6 @@ PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid 
   bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::jointly_partial(me);
   return larger ? PartialThrough::larger : PartialThrough::no;
 }
-// Returns the axis along which a sum that is partial along mesh axis x should be reduce-scattered,
-// and the mesh axes that shard it. It is an axis that the preferred sharding, or else a reader,
-// shards along x. A reader that moves values, computes them elementwise or reduces them may itself
-// have such readers, at most kScatterDepth ops further. Empty: the sum is all-reduced.
-//
-// - Given the gradient dw[embed, hidden], partial over data, and an optimizer state
-//   [embed: data, hidden], returns embed and [data].
-// - Given the gradient dk[pos, head] of rotated keys, partial over context, and a matmul
-//   that the mapping shards along [pos: context], returns pos and [context].
 std::pair<Name, MeshAxes> OpShardings::scatter_target(int n, int x) const {
   std::unordered_set<int> seen;
   return scatter_target(n, x, kScatterDepth, seen);
@@ -187,11 +173,6 @@ Sharding OpShardings::reduced_sharding(int n) const {
   }
   return sharding;
 }
-// Returns the alternative sharding of the iteration space that applies `choice` first. Returns
-// nothing if it equals the usual sharding, or if it would save bytes at too high a price: if fewer
-// devices share the work, or if a weight is gathered along an axis that the mapping shards. For
-// example, given dot(u, v, "a") of [a: x, b] and [a, c: x], whose usual work is [a: x], returns
-// [c: x] for operand 1: u is gathered, and the result is not partial.
 std::optional<Sharding> OpShardings::alternative_work(int n, const Sharding& usual,
                                                       OpChoice choice) const {
   auto& me = node(n);
@@ -263,14 +244,11 @@ void OpShardings::shard_rows(int n, Sharding& work) const {
 }
 
 // ---- axes that an op requires in full, and positions that move ----
-// Returns the number of blocks of an axis that the op requires in full, as its operand is sharded.
-// 0: there is one block, or no block has more than `larger_than` positions.
 int OpShardings::blocks_along(const Node& op, Name axis, std::int64_t larger_than) const {
   const int x = operand(graph_.find(&op), 0), blocks = ranks(mesh_, sharding_of(x).mesh_axes(axis));
   const auto block_size = (haliax::find(node(x), axis)->size + blocks - 1) / blocks;
   return blocks > 1 && block_size > larger_than ? blocks : 0;
 }
-// Returns true if the op runs block by block along the axis.
 bool OpShardings::runs_by_blocks(const Node& op, Name axis, std::int64_t larger_than) const {
   int n = graph_.find(&op);
   return !is_chosen(n, Choice::gather) && !is_chosen(n, Choice::move_axes) &&

@@ -66,8 +66,6 @@ MeshAxes LoopShardings::ring_axes_of(int n) const {
       over.size() == 1 && count > 1 && count <= kMaxRingSteps && l.axis.size == chunk * count;
   return fits && !busy && shares_work(n, l.axis.name, over) ? over : MeshAxes();
 }
-// If the node is the block that an iteration of a ring loop reads from a sharded array, adds a
-// version that receives it from another device and returns true.
 bool LoopPlanner::plan_ring_receive(int n) {
   auto& me = node(n);
   for (auto& o : state_.open_bodies) {

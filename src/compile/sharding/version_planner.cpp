@@ -92,9 +92,6 @@ int VersionPlanner::compute_version(int n, const Sharding& need) {
   }
   return add_version(std::move(v));
 }
-// x is computed elementwise from a base value. Reshards the base instead of x, and recomputes x, if
-// other ops read the base too and its resharding is no more expensive. The other readers then need
-// no communication of their own.
 void VersionPlanner::reshard_base(int x, const Sharding& need) {
   auto read_as_it_is = [&](const Node& n) {
     auto& u = users(graph_.find(&n));

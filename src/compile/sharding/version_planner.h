@@ -12,6 +12,9 @@ class VersionPlanner : PlanBuilder {
   VersionPlanner(PlanState& s, OpPlanner& ops) : PlanBuilder(s), cost_(s), ops_(ops) {}
   // Returns a version with this sharding, and plans the cheapest steps to it if there is none.
   int obtain(int n, Sharding need);
+  // x is computed elementwise from a base value. Reshards the base instead of x, and recomputes x,
+  // if other ops read the base too and its resharding is no more expensive. The other readers then
+  // need no communication of their own.
   void reshard_base(int x, const Sharding& need);
 
  private:
