@@ -216,10 +216,12 @@ struct Anchors {
         }
       bool needed = nodes.in_memory.count(n.get()) > 0, shared = nodes.users[n.get()] > 1;
       auto kind = n->op->kind;
+      // true: readers that inline the map would repeat too much work
+      bool repeats_work = kind == Kind::map &&
+                          (size > kMostInlined || (shared && !is_generated(n) && !is_cheap(n)) ||
+                           (expensive && is_broadcast(*n)));
       if (kind == Kind::reduce || (kind == Kind::leaf && needed && is_term(n)) ||
-          (kind == Kind::map &&
-           (needed || !fuse || size > kMostInlined ||
-            (shared && !is_generated(n) && !is_cheap(n)) || (expensive && is_broadcast(*n)))))
+          (kind == Kind::map && (needed || !fuse)) || repeats_work)
         nodes.anchored.insert(n.get());
     }
     for (auto& t : nodes.targets)  // a target is computed in place, not elsewhere and copied
