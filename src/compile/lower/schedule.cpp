@@ -17,13 +17,13 @@ std::vector<int> schedule(const Scope& s, const Places& placed, bool by_age) {
     std::size_t left = 0;
   };
   std::vector<int> out;
-  std::size_t n = s.units.size();
-  std::vector<std::set<const Node*>> reads(n);
+  const std::size_t count = s.units.size();
+  std::vector<std::set<const Node*>> reads(count);
   std::unordered_map<const Node*, Readers> readers;
   // growth of live memory by unit: bytes of its results, minus bytes of values that only this unit
   // still has to read
-  std::vector<std::int64_t> growth(n);
-  for (std::size_t u = 0; u < n; ++u) {
+  std::vector<std::int64_t> growth(count);
+  for (std::size_t u = 0; u < count; ++u) {
     for (auto& node : s.units[u].nodes) {
       if (s.units[u].type != Unit::Type::copy && s.in_memory.count(node.get()) &&
           !s.targets.count(node.get()))
@@ -49,16 +49,16 @@ std::vector<int> schedule(const Scope& s, const Places& placed, bool by_age) {
   }
   for (auto& [r, by] : readers)
     if ((by.left = by.units.size()) == 1) growth[by.units[0]] -= r->bytes();
-  std::vector<std::size_t> waits(n);
-  std::vector<std::vector<std::size_t>> then(n);
-  for (std::size_t u = 0; u < n; ++u) {
+  std::vector<std::size_t> waits(count);
+  std::vector<std::vector<std::size_t>> then(count);
+  for (std::size_t u = 0; u < count; ++u) {
     for (int a : s.units[u].after) then[std::size_t(a)].push_back(u);
     waits[u] = s.units[u].after.size();
   }
   // Units that are ready, ordered by growth, then by age, then by the time at which they became
   // ready.
   std::set<std::tuple<std::int64_t, std::int64_t, std::size_t, std::size_t>> ready;
-  std::vector<std::size_t> place(n);  // number of units that became ready before this one
+  std::vector<std::size_t> place(count);  // number of units that became ready before this one
   std::size_t entered = 0;
   auto key = [&](std::size_t u) {
     return std::tuple(by_age ? 0 : growth[u], s.units[u].age, place[u], u);
@@ -67,9 +67,9 @@ std::vector<int> schedule(const Scope& s, const Places& placed, bool by_age) {
     place[u] = entered++;
     ready.insert(key(u));
   };
-  for (std::size_t u = 0; u < n; ++u)
+  for (std::size_t u = 0; u < count; ++u)
     if (!waits[u]) enter(u);
-  std::vector<bool> done(n);
+  std::vector<bool> done(count);
   while (!ready.empty()) {
     auto u = std::get<3>(*ready.begin());
     ready.erase(ready.begin());
