@@ -11,6 +11,16 @@
 //
 // A long reduction with few results runs in two passes. First, as many threads as a GPU needs
 // reduce parts of each row into scratch memory. Then the partial results are reduced in order.
+//
+// For example, the kernel of y = x / sum(x) over rows, in which instruction 1 is the sum, is in
+// short:
+//
+//   for each row of this group of threads {
+//     fold1 = 0                                         // start_reduction
+//     for each chunk of the row { fold1 += x }          // pass 0, chunks_of_rows
+//     v1 = fold1, reduced over the threads of the group // finish_reduction
+//     for each chunk of the row { store x / v1 }        // pass 1; x may still be in registers
+//   }
 #include "pass_plan.h"
 
 namespace haliax::cuda {
