@@ -165,7 +165,7 @@ class Call {
     started_.push_back(std::move(mine));
   }
 
-  // Queues a launch, a matmul or an exchange.
+  // Queues a launch, a matmul, or transfers between devices.
   void queue(const Item& i) {
     wait_for_collectives(i);
     if (i.kind == Item::Kind::exchange) {

@@ -232,7 +232,7 @@ class FusedPoints {
       "p < I({}); p += I(all_blocks) * blockDim_x)";
   // Returns the kernel that computes n elements. A thread computes one element, or a chunk of
   // adjacent ones, per iteration. A serial step runs on one thread, in order. All values precede
-  // all stores, because a store may overwrite what a value reads.
+  // all stores, because a store may overwrite an input.
   Launch points(std::int64_t n) {
     if (!f_.serial && !f_.dims.empty()) {
       along_ = f_.dims.size() - 1;

@@ -144,7 +144,7 @@ class PassResults : PassWriter {
 class PassElements : PassWriter {
  public:
   explicit PassElements(const PassWriter& w) : PassWriter(w) {}
-  // Declares and initializes what a lane retains from tile to tile: the values of its two rows that
+  // Declares and initializes the state of a lane between tiles: the values of its two rows that
   // elements read, the reductions, and the sums of matmuls.
   void emit_start() {
     for (int i : f_.layout.inner)    // used by instructions per element

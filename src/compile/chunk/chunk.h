@@ -6,7 +6,7 @@
 // - chunk: levels, order of calls.
 // - search: tile sizes. region_axes finds further axes; isolated_subgraph and cost weigh a
 //   candidate.
-// - tile_plan: one plan as loops. defer_normalization comes first if keys are tiled.
+// - tile_plan: one plan as loops. defer_normalization runs first if keys are tiled.
 // - region: one axis. region_members finds its nodes, region_check refuses nodes that cannot be
 //   tiled, region_passes finds the passes, and region_loops and carried_results build the loops.
 //
