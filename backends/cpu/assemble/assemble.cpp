@@ -233,11 +233,11 @@ void mark_stored(FusedPlan& plan) {
       for (int v : op.in)
         if (v >= 0) value(v).stored = Stored::word;
   });
-  for (auto& ops : plan.assembled)
+  for (auto& ops : plan.assembled) {
     for (auto& in : ops.in)
       if (!is_array(in)) value(in.value).stored = Stored::word;
-  for (auto& ops : plan.assembled)
     for (auto& out : ops.out) value(out.value).stored = Stored::word;  // rounded in place
+  }
 }
 AssembledCode with_non_temporal_stores(const AssembledOps& ops, MapCode code) {
   bool any = false;

@@ -68,17 +68,17 @@ class VectorFunctions : public VectorRegisters {
     vscalefps(z | scaled | T_z, z, n.z);
   }
   void exp_avx2(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
-    Xbyak::Label avx512_range, done;
+    Xbyak::Label full_range, done;
     vandps(q, c, literal(0x7fffffffu));
     vcmpps(q, q, literal(87.f), float_compare::less);
     vtestps(q, literal(~0u));
-    jnc(avx512_range, T_NEAR);
+    jnc(full_range, T_NEAR);
     exp_within(z, c, n, q);  // the common case: all results are normal numbers
     vcvtps2dq(n, n);
     vpslld(n, n, 23);
     vpaddd(z, z, n);
     jmp(done, T_NEAR);
-    L(avx512_range);
+    L(full_range);
     Temporary scaled(*this);
     vcmpps(scaled.z, c, literal(exp_is_zero), float_compare::not_less_equal);
     vbroadcastss(n, at(89.f));

@@ -9,7 +9,6 @@ namespace {
 
 // elements of a piece, below which its copy takes less time than the call of a kernel
 constexpr std::int64_t fewest_for_kernel = 64;
-constexpr std::int64_t least_non_temporal_row = 512;  // bytes; shorter rows share many cache lines
 
 // Copies rows x cols elements in squares, so that each cache line is used while it is cached.
 void copy_tile(int bytes, void* to, RowStrides ts, const void* from, RowStrides fs,
@@ -43,7 +42,7 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
 
   const int last = dims_merged_.count - 1;
   const std::int64_t row_bytes = dims_merged_.size[last] * bytes;
-  non_temporal_ = row_bytes >= least_non_temporal_row &&
+  non_temporal_ = row_bytes >= fewest_bytes_of_run &&
                   dims_merged_.points(0, dims_merged_.count) * bytes >= fewest_non_temporal_bytes &&
                   dims_merged_.stride[0][last] == 1 && dims_merged_.stride[1][last] == 1;
   if (!find_pattern()) {

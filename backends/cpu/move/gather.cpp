@@ -64,8 +64,7 @@ class GatherStep final : public CompiledStep {
     constexpr std::int64_t few_lines = 4;
     may_copy_ = lines_.has_shared_ids() && lines_.lines() >= few_lines &&
                 lines_.line_size() >= kShortPiece && lines_.has_dense_positions();
-    constexpr std::int64_t least_bytes = 512;  // shorter runs share many cache lines
-    non_temporal_ = lines_.run_size() * bytes_ >= least_bytes &&
+    non_temporal_ = lines_.run_size() * bytes_ >= fewest_bytes_of_run &&
                     lines_.rows() * lines_.run_points() * bytes_ >= fewest_non_temporal_bytes;
   }
   void run(Frame& frame) override {
