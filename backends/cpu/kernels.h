@@ -177,9 +177,9 @@ struct Matmul {
 struct MatmulKernel {
   void (*run)(const Matmul&, void* scratch);  // scratch is aligned to 64 bytes
   std::int64_t (*scratch_bytes)(const Matmul&);
-  // the kernel packs all rows of a at once, requires unit strides, and ignores `block_mask`
+  // the kernel packs all rows of a at once, requires unit strides, ignores `block_mask`, and does
+  // not support `taps`
   bool only_small = false;
-  bool sums_taps = false;  // the kernel supports `taps`
 };
 
 // A vector-matrix product: y[n] += sum over k of x[k] w[k, n]. w is f32 or bf16. The rows of w run

@@ -172,11 +172,11 @@ bool reads_windows(const Contract& c, const View& v) {
 }  // namespace
 
 bool reads_windows(const Contract& c) { return reads_windows(c, c.a) || reads_windows(c, c.b); }
-std::vector<MatrixProducts> window_products(const Contract& c, bool unsplit_k) {
+std::vector<MatrixProducts> window_products(const Contract& c) {
   std::vector<MatrixProducts> all;
   auto add = [&](const MatrixProducts& p, ContractDims s) {
     s.normalize();
-    each_choice(s, unsplit_k, [&](const MatrixDim& m, const MatrixDim& n, const MatrixDim& k) {
+    each_choice(s, false, [&](const MatrixDim& m, const MatrixDim& n, const MatrixDim& k) {
       all.push_back(p);
       set_matrices(all.back(), s, m, n, k);
     });
@@ -202,9 +202,12 @@ std::vector<MatrixProducts> window_products(const Contract& c, bool unsplit_k) {
       else
         p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n, order);
     };
-    {  // a copy of the weights, which are the operand without windows
+    // A copy of the weights, which are the operand without windows. Its last dim may be the largest
+    // dim of k.
+    for (const bool by_size : {false, true}) {
       auto [p, s] = std::pair(plan, dims);
       s.normalize();
+      if (by_size) sort_by(s.k, [](auto& d) { return std::pair(-d.n, std::int64_t(0)); });
       pack_operand(p, s, !first, PackOrder::k_last);
       add(p, s);
     }

@@ -55,7 +55,7 @@ std::optional<MatrixProducts> matrix_products(const Contract&, const MatrixOptio
 bool reads_windows(const Contract&);
 // Returns the choices for a contraction of windows by a kernel that accepts operands with any
 // strides: the windows are read in place, or from a copy in one of several orders.
-std::vector<MatrixProducts> window_products(const Contract&, bool unsplit_k);
+std::vector<MatrixProducts> window_products(const Contract&);
 
 // Returns the fraction of multiplications in blocks whose flag (Contract::BlockMask) is true.
 double computed_fraction(const Contract&, const unsigned char* flags);

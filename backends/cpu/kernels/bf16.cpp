@@ -35,7 +35,6 @@ constexpr std::int64_t kRight = 1 << 17;  // pairs of a block of b, in the secon
 constexpr std::int64_t kWidth = 1536;     // columns of a block of b
 constexpr std::int64_t kSums = 1 << 18;   // sums that wait for further parts
 constexpr std::int64_t kPanels = kWidth / kLanes;
-constexpr std::int64_t kMostTaps = 64;  // terms that share a block of b
 
 __m512i load_words(const Word* from) { return _mm512_loadu_si512(from); }
 Word read_word(const Bf16* from) {
@@ -217,33 +216,26 @@ constexpr MatmulTap kNoOffset{0, 0};
 // The sizes of the blocks of a matmul, and its parts: ranges of k, for each tap if the taps do not
 // share a block of b.
 struct Blocks {
-  std::int64_t taps;                  // number of taps
-  std::int64_t first = 0, reach = 0;  // offset of the first tap of shared blocks; of the last one
-  bool shares;                        // taps read a shared block of b, with their offset in columns
+  std::int64_t taps;  // number of taps
+  SharedTaps shared;
   std::int64_t depth, width, height;
   std::int64_t row_pairs, left, right, sums = 0;  // elements of packed operands and of sums
-  explicit Blocks(const Matmul& p) : taps(p.taps ? p.tap_count : 1) {
-    if (p.taps) {
-      const auto by_b = [](const MatmulTap& x, const MatmulTap& y) { return x.b < y.b; };
-      const auto [low, high] = std::minmax_element(p.taps, p.taps + taps, by_b);
-      first = low->b;
-      reach = high->b - low->b;
-    }
-    shares = taps > 1 && taps <= kMostTaps && p.b_n == 1 && reach <= std::min(2 * p.n, kWidth);
-    if (!shares) first = reach = 0;
+  explicit Blocks(const Matmul& p) : taps(p.taps ? p.tap_count : 1), shared(p, kWidth) {
     depth = even_part(p.k, kDepth, 2);
     const auto pairs = depth / 2;
-    width = std::max(kColumns, (kRight / pairs - reach) / kColumns * kColumns);
+    width = std::max(kColumns, (kRight / pairs - shared.reach) / kColumns * kColumns);
     width = even_part(p.n, std::min(kWidth, width), kColumns);
-    row_pairs = round_up(width + reach, kLanes) + kLanes;
-    right = pairs * (shares ? row_pairs : width);
-    left = packs_left(p) ? kHeight * pairs * (shares ? taps : 1) : 0;
+    row_pairs = round_up(width + shared.reach, kLanes) + kLanes;
+    right = pairs * (shared.used ? row_pairs : width);
+    left = packs_left(p) ? kHeight * pairs * (shared.used ? taps : 1) : 0;
     height = p.m;
     if (p.out == DType::f32 || parts(p) == 1) return;
     height = even_part(p.m, std::max(kHeight, kSums / width / kHeight * kHeight), kHeight);
     sums = height * width;
   }
-  std::int64_t parts(const Matmul& p) const { return ceil_div(p.k, depth) * (shares ? 1 : taps); }
+  std::int64_t parts(const Matmul& p) const {
+    return ceil_div(p.k, depth) * (shared.used ? 1 : taps);
+  }
   static bool packs_left(const Matmul& p) { return p.a_k != 1 || p.k % 2 != 0; }
 };
 
@@ -285,11 +277,11 @@ class BlockMatmul {
       first_of_panel_[q + 1] = at;
     }
     const Bf16* from = static_cast<const Bf16*>(p_.b) + j_ * p_.b_n + k0_ * p_.b_k;
-    if (size_.shares) {
-      const auto n = columns_ + size_.reach;
+    if (size_.shared.used) {
+      const auto n = columns_ + size_.shared.reach;
       Panel to[2 * kPanels + 2];
       for (std::int64_t v = 0; v * kLanes < n; ++v) to[v] = {right_ + v * kLanes, size_.row_pairs};
-      return pack_right(to, from + size_.first, n, 1, k_, p_.b_k);
+      return pack_right(to, from + size_.shared.first, n, 1, k_, p_.b_k);
     }
     Panel to[kPanels];
     for (std::int64_t q = 0; q < panels_; ++q)
@@ -300,17 +292,17 @@ class BlockMatmul {
   }
   // Sets the offsets of the terms of a tile. A part that is no shared block has one term.
   void set_terms() {
-    term_count_ = size_.shares ? size_.taps : 1;
+    term_count_ = size_.shared.used ? size_.taps : 1;
     terms_[0] = kNoOffset;
-    for (std::int64_t t = 0; size_.shares && t < term_count_; ++t)
+    for (std::int64_t t = 0; size_.shared.used && t < term_count_; ++t)
       terms_[t] = {packs_left_ ? 2 * t * kHeight * pairs_ : p_.taps[t].a,
-                   p_.taps[t].b - size_.first};
+                   p_.taps[t].b - size_.shared.first};
   }
   // Computes the rows [row, row + tall) of the block.
   void by_rows(std::int64_t row, std::int64_t tall) {
     for (std::int64_t t = 0; packs_left_ && t < term_count_; ++t)
-      pack_left(left_ + t * kHeight * pairs_, left_at(row, size_.shares ? p_.taps[t] : tap_), tall,
-                p_.a_m, k_, p_.a_k);
+      pack_left(left_ + t * kHeight * pairs_, left_at(row, size_.shared.used ? p_.taps[t] : tap_),
+                tall, p_.a_m, k_, p_.a_k);
     for (std::int64_t i = 0; i < tall; i += kRows) {
       Operands in{};
       in.pairs = pairs_;
@@ -321,14 +313,15 @@ class BlockMatmul {
         in.a_row = 2;
         in.a_pair = 2 * kRows;
       } else {
-        in.a = left_at(row + i, size_.shares ? kNoOffset : tap_);
+        in.a = left_at(row + i, size_.shared.used ? kNoOffset : tap_);
         in.a_row = p_.a_m;
         in.a_pair = 2;
         ahead_ = {in.a + kRows * p_.a_m, k_, std::min(kRows, rows_ - row - i - kRows), p_.a_m};
       }
       for (std::int64_t q = 0; q < panels_; ++q) {
-        in.b = right_ + first_of_panel_[q] * (size_.shares ? 1 : pairs_);
-        in.b_pair = size_.shares ? size_.row_pairs : first_of_panel_[q + 1] - first_of_panel_[q];
+        in.b = right_ + first_of_panel_[q] * (size_.shared.used ? 1 : pairs_);
+        in.b_pair =
+            size_.shared.used ? size_.row_pairs : first_of_panel_[q + 1] - first_of_panel_[q];
         compute(in, row + i, std::min(kRows, tall - i), q);
       }
     }
@@ -375,7 +368,7 @@ class BlockMatmul {
   MatmulTap tap_ = kNoOffset;
   bool first_ = true, last_ = true;
   std::int64_t panels_ = 0, first_of_panel_[kPanels + 1];
-  MatmulTap terms_[kMostTaps];
+  MatmulTap terms_[SharedTaps::most];
   std::int64_t term_count_ = 1;
   RowsAhead ahead_;
 };
@@ -394,8 +387,7 @@ void matmul(const Matmul& p, void* scratch) {
 }  // namespace
 
 const MatmulKernel& kernel() {
-  static constexpr MatmulKernel all{
-      .run = matmul, .scratch_bytes = scratch_bytes, .sums_taps = true};
+  static constexpr MatmulKernel all{.run = matmul, .scratch_bytes = scratch_bytes};
   return all;
 }
 

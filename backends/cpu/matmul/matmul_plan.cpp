@@ -2,6 +2,7 @@
 #include "matmul_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 
 #include "backends/cpu/kernels.h"
@@ -159,6 +160,14 @@ double time_of(const program::Packing& p) {
   return double(p.elements) *
          (element + (run < short_run ? std::min(of_run, most_of_short_run) : of_run));
 }
+// Returns the columns of b that all taps read, if their offsets are near each other. Otherwise
+// returns the sum of the columns of each tap.
+std::int64_t columns_of_taps(const program::MatrixProducts& p) {
+  const std::int64_t separate = points(p.k_outer) * p.n.n;
+  std::int64_t shared = p.n.n;
+  for (auto& d : p.k_outer) shared += (d.n - 1) * std::abs(d.b);
+  return p.n.b == 1 ? std::min(shared, separate) : separate;
+}
 double time_of(const program::MatrixProducts& p) {
   const auto &m = p.m, &n = p.n, &k = p.k;
   auto panel = [](std::int64_t inner, std::int64_t outer) {
@@ -166,22 +175,22 @@ double time_of(const program::MatrixProducts& p) {
   };
   const double left = k.a == 1 ? row_element : panel(m.a, k.a), right = panel(n.b, k.b);
   const double sums = double(round_up(m.n, 8) * round_up(n.n, 16));
-  const double matmul = double(k.n) * (sums + left * double(m.n) + right * double(n.n)) +
-                        result_element * double(m.n * n.n) + one_matmul;
+  const double taps = double(points(p.k_outer));
+  const double matmul =
+      double(k.n) * (taps * (sums + left * double(m.n)) + right * double(columns_of_taps(p))) +
+      result_element * double(m.n * n.n) + one_matmul;
   return time_of(p.pack_a) + time_of(p.pack_b) + time_of(p.pack_out) +
-         double(points(p.outer) * points(p.k_outer)) * matmul;
+         double(points(p.outer)) * matmul;
 }
 
 // Returns the matrices of a contraction of windows, whose copy would be larger than the array. A
 // kernel of this backend reads the windows in place, or from a copy if that is faster.
-std::optional<program::MatrixProducts> window_matrices(const Contract& c, MatmulPlan& p,
-                                                       bool unsplit_k) {
+std::optional<program::MatrixProducts> window_matrices(const Contract& c, MatmulPlan& p) {
   const auto* kernel = matmul_kernel(c.a.dtype);
   if (!kernel || kernel->only_small || !program::reads_windows(c)) return {};
-  if (kernel->sums_taps) unsplit_k = false;
   std::optional<program::MatrixProducts> best;
   double shortest = 0;
-  for (auto& choice : program::window_products(c, unsplit_k)) {
+  for (auto& choice : program::window_products(c)) {
     p.choice = choice;
     const double time = time_of(choice);
     if (best && time >= shortest) continue;
@@ -237,13 +246,13 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const bool unsplit_k = c.out.dtype != DType::f32;
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
-  auto choice = window_matrices(c, *p, unsplit_k);
+  auto choice = window_matrices(c, *p);
   if (!choice) choice = program::matrix_products(c, {.unsplit_k = unsplit_k, .may_pack_out = true});
   if (!choice) return nullptr;
   p->choice = *choice;
   if (uses_own_kernel(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
     p->kernel = matmul_kernel(c.a.dtype);
-  if (p->kernel && p->kernel->sums_taps) sum_in_kernel(*p);
+  if (p->kernel && !p->kernel->only_small) sum_in_kernel(*p);
   choose_blocks(*p);
   if (!find_gemms(*p, c)) return nullptr;
   p->packed_a_bytes = packed_bytes(p->choice.pack_a, c.a.dtype);
