@@ -101,6 +101,9 @@ struct Op {
   Nodes (*grad)(NodeRef out, NodeRef g) = nullptr;
   // Kind::view: returns the place of the result
   Place (*view)(const Node&, const Place& in, Emit&) = nullptr;
+  // Kind::view: returns the place of the operand, given the place of the result, or no place if
+  // strides cannot express it. Null: the view maps, or its operand has no known place.
+  Place (*unview)(const Node&, const Place& out) = nullptr;
   void (*lower)(const Node&, Emit&) = nullptr;  // Kind::step: pushes the steps
   // Returns the rule along an axis; null: the rule follows from the kind, see along().
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;

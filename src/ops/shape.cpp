@@ -77,12 +77,10 @@ Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Nam
   }
   return out;
 }
-// The merged axes have one stride if the stride of each of them is the extent of the next one:
-// strides (3, 1) of axes with 2 and 3 positions do. Returns no place for other strides, which need
-// a copy.
-Place flatten_view(const Node& n, const Place& in, Emit&) {
-  auto& from = n.in[0]->axes;
-  auto [old, flat] = RegroupAttr::of(n);
+// Returns the place of an array with axes `from`, with the axes `old` merged into `flat`. The
+// merged axes have one stride if the stride of each of them is the extent of the next one: strides
+// (3, 1) of axes with 2 and 3 positions do. Returns no place for other strides, which need a copy.
+Place flattened(const Place& in, const Axes& from, const Axes& to, const Names& old, Name flat) {
   Place p = in;
   p.strides.clear();
   std::int64_t stride = 1, extent = 0;  // merged axes that are larger than 1
@@ -97,9 +95,17 @@ Place flatten_view(const Node& n, const Place& in, Emit&) {
     extent = in.strides[d] * from[d].size;
     merges_any = true;
   }
-  for (auto& a : n.axes)
+  for (auto& a : to)
     p.strides.push_back(a.name == flat ? stride : in.strides[position(from, a.name)]);
   return p;
+}
+Place flatten_view(const Node& n, const Place& in, Emit&) {
+  auto [parts, flat] = RegroupAttr::of(n);
+  return flattened(in, n.in[0]->axes, n.axes, parts, flat);
+}
+Place flatten_unview(const Node& n, const Place& out) {
+  auto [parts, flat] = RegroupAttr::of(n);
+  return unflattened(out, n.axes, n.in[0]->axes, parts, flat);
 }
 void flatten_lower(const Node& n, Emit& e) {
   auto [parts, flat] = RegroupAttr::of(n);
@@ -109,6 +115,10 @@ void flatten_lower(const Node& n, Emit& e) {
 Place unflatten_view(const Node& n, const Place& in, Emit&) {
   auto [parts, flat] = RegroupAttr::of(n);
   return unflattened(in, n.in[0]->axes, n.axes, parts, flat);
+}
+Place unflatten_unview(const Node& n, const Place& out) {
+  auto [parts, flat] = RegroupAttr::of(n);
+  return flattened(out, n.axes, n.in[0]->axes, parts, flat);
 }
 
 // ---- rules along axes ----
@@ -266,6 +276,7 @@ const Op kFlatten{.name = "flatten",
                         return Nodes{unflatten(g, r.flat, parts)};
                       },
                   .view = flatten_view,
+                  .unview = flatten_unview,
                   .lower = flatten_lower,
                   .along = flatten_along,
                   .fault = flatten_fault};
@@ -278,6 +289,7 @@ const Op kUnflatten{.name = "unflatten",
                           return Nodes{flatten(g, r.parts, *find(*o->in[0], r.flat))};
                         },
                     .view = unflatten_view,
+                    .unview = unflatten_unview,
                     .along = unflatten_along,
                     .fault = unflatten_fault};
 const Op kConcat{.name = "concatenate",

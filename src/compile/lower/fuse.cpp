@@ -231,7 +231,9 @@ struct Anchors {
   }
 };
 
-bool shows_all(const Node& n) { return is_transparent_view(n) && n.in[0]->size() == n.size(); }
+bool shows_all(const Node& n) {
+  return (is_transparent_view(n) || n.op->unview) && n.in[0]->size() == n.size();
+}
 bool stacks_slices(const Node& n) {
   return is_loop_result(n) && result_of(n).kind == ResultKind::stack;
 }

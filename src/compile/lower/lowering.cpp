@@ -106,7 +106,7 @@ Place Lowering::target_place(const NodePtr& n) {
   if (auto known = reader_places_.find(n.get()); known != reader_places_.end())
     return known->second;
   if (auto part = scope_->in_reader.find(n.get()); part != scope_->in_reader.end())
-    return place_in_reader(n, part->second);
+    if (auto place = place_in_reader(n, part->second)) return place;
   return fresh_for(n);
 }
 Place Lowering::place_in_reader(const NodePtr& n, const Scope::InReader& part) {
@@ -116,15 +116,21 @@ Place Lowering::place_in_reader(const NodePtr& n, const Scope::InReader& part) {
   if (part.start > 0)
     all.offset +=
         part.start * view(all, reader.axes, {*find(reader, AlongAttr::of(reader).axis)}).strides[0];
-  Nodes views;  // the views between the node and the operand, outermost first
-  for (auto x = part.operand; x != n; x = x->in[0]) views.push_back(x);
-  // The names in `reader`. For example, x (pos, head) is read as rename(x, head -> embed): its axes
-  // in the reader are (pos, embed).
-  auto axes = n->axes;
-  for (auto& a : axes)
-    for (auto by = views.rbegin(); by != views.rend(); ++by)
-      a.name = name_in_result(**by, 0, a.name);
-  return reordered(all, reader.axes, axes);
+  Place place = reordered(all, reader.axes, part.operand->axes);
+  for (auto x = part.operand; x != n && place; x = x->in[0]) place = place_of_operand(*x, place);
+  if (n->op->kind != Kind::contract || !place) return place;
+  // a matmul needs a result with unit stride
+  bool has_unit_stride = n->size() == 1;
+  for (std::size_t d = 0; d < n->axes.size(); ++d)
+    has_unit_stride |= place.strides[d] == 1 && n->axes[d].size > 1;
+  return has_unit_stride ? place : Place();
+}
+// Returns the place of the operand of a view, given the place of the view.
+Place Lowering::place_of_operand(const Node& view, const Place& place) {
+  if (view.op->unview) return view.op->unview(view, place);
+  auto axes = view.in[0]->axes;  // with the names in the view
+  for (auto& a : axes) a.name = name_in_result(view, 0, a.name);
+  return reordered(place, view.axes, axes);
 }
 const Target* Lowering::accumulation(const NodePtr& n) const {
   auto t = scope_->targets.find(n.get());

@@ -78,8 +78,10 @@ class Lowering final : public Emit {
   Place target_place(const NodePtr&);
   // Returns the place of a value inside the concatenation or reordered result that alone reads it,
   // so that the value is written directly to its final location. For example, given y = concat(x,
-  // z), x is computed in the first rows of y.
+  // z), x is computed in the first rows of y. Returns no place if strides cannot
+  // express it.
   Place place_in_reader(const NodePtr&, const Scope::InReader&);
+  static Place place_of_operand(const Node& view, const Place&);
   // Returns the target that the value is added to, if the value has one target and no other place.
   // Null otherwise.
   const Target* accumulation(const NodePtr&) const;
