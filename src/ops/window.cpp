@@ -114,7 +114,11 @@ class WindowAdjoint {
       if (w.sides[s].stride > 1 && kernels_of(w, s) != 1) return false;
     return true;
   }
-  NodePtr of(NodeRef y, NodeRef weight) const { return from_side(y, weight, 0); }
+  NodePtr of(NodeRef y, NodeRef weight) const {
+    auto x = from_side(y, weight, 0);
+    for (std::size_t s = 0; s < w_.sides.size(); ++s) x = slice(x, w_.sides[s].axis, 0, size(s));
+    return x;
+  }
 
  private:
   static std::ptrdiff_t kernels_of(const WindowAttr& w, std::size_t s) {
@@ -125,11 +129,13 @@ class WindowAdjoint {
     auto stride = w_.sides[s].stride;
     return (size(s) + stride - 1) / stride;
   }
+  // Returns the positions of all phases together, which may exceed the size.
+  std::int64_t size_of_phases(std::size_t s) const { return phase_size(s) * w_.sides[s].stride; }
   std::int64_t common_step(const WindowAttr::KernelAxis& k) const {
     return std::gcd(w_.sides[k.side].stride, k.dilation);
   }
-  // Returns the adjoint of the sides from s on. Along the sides before, y is padded, and the weight
-  // is reversed or restricted to one phase.
+  // Returns the adjoint of the sides from s on, with all positions of their phases. Along the sides
+  // before, y is padded, and the weight is reversed or restricted to one phase.
   NodePtr from_side(NodeRef y, NodeRef weight, std::size_t s) const {
     if (s == w_.sides.size()) return one_contraction(y, weight);
     return w_.sides[s].stride == 1 ? with_stride_1(y, weight, s) : by_phases(y, weight, s);
@@ -165,16 +171,15 @@ class WindowAdjoint {
     for (std::int64_t p = 0; p < side.stride; ++p) {
       auto part = one_phase(y, weight, s, *kernel, p);
       auto axes = full_;
-      for (std::size_t i = 0; i <= s; ++i)
-        axes[dim_of(axes, w_.sides[i].axis)].size = phase_size(i);
+      for (std::size_t i = 0; i < w_.sides.size(); ++i)
+        axes[dim_of(axes, w_.sides[i].axis)].size = i <= s ? phase_size(i) : size_of_phases(i);
       part = part ? fit(part, axes) : filled(0, dtype_, axes);
       // The gradient of `unflatten` needs no sum over the axis of size 1.
       const Axis positions(side.axis, phase_size(s));
       parts.push_back(unflatten(part, side.axis, {positions, phase.resize(1)}));
     }
     auto all = concat(parts, phase);
-    auto flat = flatten(all, {side.axis, phase.name}, {side.axis, phase_size(s) * side.stride});
-    return slice(flat, side.axis, 0, size(s));
+    return flatten(all, {side.axis, phase.name}, {side.axis, size_of_phases(s)});
   }
   // Returns y at the positions that one phase reads: windows of `count` positions at this distance,
   // the first of which begins at `from`.
@@ -235,7 +240,8 @@ bool is_depthwise(const Axes& windows, const Axes& weight, const WindowAttr& w,
 }
 
 // Returns the windowed axes to flatten: the longest run of axes that are next to each other in x
-// and have a stride of 1, in their order in x. Fewer than two axes: nothing is flattened.
+// and have a stride of 1, in their order in x. Returns no axes if fewer than two of them have
+// windows of several positions, since matmuls merge the other axes.
 WindowedAxes flattened_sides(const Node& x, const WindowAttr& w) {
   WindowedAxes run, longest;
   for (auto& a : x.axes) {
@@ -246,7 +252,10 @@ WindowedAxes flattened_sides(const Node& x, const WindowAttr& w) {
       run.clear();
     if (run.size() >= longest.size()) longest = run;
   }
-  return longest;
+  const auto overlapping = std::count_if(longest.begin(), longest.end(), [&](auto& side) {
+    return w.reach(std::size_t(w.side(side.axis) - w.sides.data())) > 0;
+  });
+  return overlapping > 1 ? longest : WindowedAxes();
 }
 Names side_names(const WindowedAxes& sides) {
   Names out;
@@ -371,7 +380,7 @@ NodePtr contract_windows(NodeRef x, NodeRef weight, const WindowAttr& w, const A
   const bool all_sides =
       std::all_of(w.sides.begin(), w.sides.end(), [&](auto& s) { return has(remaining, s.axis); });
   const auto sides = all_sides ? flattened_sides(*x, w) : WindowedAxes();
-  if (sides.size() > 1) {
+  if (!sides.empty()) {
     auto windows = x->axes;
     for (auto& k : w.kernels) windows.push_back(k.axis);
     if (!is_depthwise(windows, weight->axes, w, remaining))
@@ -413,6 +422,14 @@ NodePtr unwindow_contraction(NodeRef y, NodeRef weight, const WindowAttr& w, con
   return WindowAdjoint(w, full, dtype).of(y, weight);
 }
 namespace {
+// Contractions over fewer elements fuse with other ops.
+constexpr std::int64_t kFewestSummed = 16;
+// Returns true if the windows g, a contraction of y, have no more elements than y, as those of a
+// convolution with few input channels do. Adding them is then faster than windows of y.
+bool are_small(const Node& g, const Node& y) {
+  return g.op == &kContract && axis_size(without(y.axes, g.axes)) >= kFewestSummed &&
+         g.size() <= y.size() && bytes_of(g.dtype) > 2;
+}
 // Returns unwindow(g, ...) as contractions if g is a contraction or a sum of contractions, or null.
 // The gradient of windows that several contractions read is such a sum.
 NodePtr unwindow_contractions(NodeRef g, const WindowAttr& w, const Axes& full) {
@@ -426,7 +443,7 @@ NodePtr unwindow_contractions(NodeRef g, const WindowAttr& w, const Axes& full) 
   const bool multiplies = c->op == &kContract || combines(*c, Monoid::prod);
   for (std::size_t k = 0; multiplies && k < 2; ++k)
     if (auto& weight = c->in[k], &y = c->in[1 - k];
-        has_all_kernels(*weight, w) && has_all_sides(*y, w))
+        has_all_kernels(*weight, w) && has_all_sides(*y, w) && !are_small(*c, *y))
       return unwindow_contraction(y, weight, w, full, g->dtype);
   return nullptr;
 }

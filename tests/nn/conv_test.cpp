@@ -67,7 +67,31 @@ TEST_CASE("convolutions of many channels and their gradients match the reference
       check(nn::Conv::init(axes, In, Features, {2, 3}, key, {.stride = {2, 3}}));
       check(nn::ConvTranspose::init(axes, In, Features, 4, key, {.stride = 2, .padding = 1}));
       check(nn::ConvTranspose::init(axes, In, Features, 3, key, {}));
+      // windows of the gradient that are fewer than its elements
+      check(nn::Conv::init(axes, In, Axis("out", channels * 9), 2, key, {.groups = channels}));
     }
+}
+
+TEST_CASE("convolutions with a stride along the last axis match the reference") {
+  const Axis In("channel", 20), Features("out", 18), B = Batch.resize(2), C("col", 90);
+  for (std::int64_t stride : {2, 3, 4, 5}) {
+    auto layer = nn::Conv::init("col", In, Features, 3, random::key(0), {.stride = stride});
+    for (const Axes& order : {Axes{B, In, C}, Axes{In, B, C}, Axes{B, C, In}}) {
+      auto x = random::normal(random::key(3), order);
+      CHECK(worst_to_reference(layer, x, DType::f32) < 1e-5);
+    }
+  }
+}
+
+TEST_CASE("the phases of a ConvTranspose are computed in the place of the result") {
+  const Axis In("channel", 16), Features("out", 16), R("row", 16), C("col", 16);
+  auto layer = nn::ConvTranspose::init({"row", "col"}, In, Features, {3, 2}, random::key(0),
+                                       {.stride = 2, .use_bias = false});
+  auto x = random::normal(random::key(3), {Batch, R, C, In}).eval();
+  auto f = jit([](const nn::ConvTranspose& l, const NamedArray& in) { return l(in); });
+  auto y = f(layer, x);
+  // the strides of a matmul's result: batch, every second row, every second column, channels
+  CHECK(has(f.report().program, "[17408 1024 32 1 0 0 0] ="));
 }
 
 TEST_CASE("convolutions and their gradients match the reference in any order of the axes") {
