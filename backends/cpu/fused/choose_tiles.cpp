@@ -222,9 +222,9 @@ class TileChooser {
   void choose_lanes() {
     FusedPlan& p = plan_;
     const std::int64_t tile = limits_.elements;
-    const std::int64_t lanes = p.outer_points <= tile / 2                    ? tile
-                               : p.only_reduces && p.outer_points >= 1 << 14 ? 1024
-                                                                             : 256;
+    const std::int64_t lanes = p.outer_points <= tile / 2                 ? tile
+                               : p.only_reduces && p.outer_points >= 2048 ? 1024
+                                                                          : 256;
     p.outer_box = split(0, p.outer_dims, std::min({tile, lanes, lanes_of_tile()}));
     const bool keep = limits_.may_keep && p.inner_points * p.outer_box <= 4 * tile;
     // number of rows after which a sum is widened
