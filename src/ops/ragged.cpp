@@ -56,13 +56,6 @@ struct RaggedCall {
             .b_n = strides[kB][kColumns],
             .out_n = strides[kOut][kColumns]};
   }
-  void zero(void* to, std::int64_t rows, std::int64_t row_stride) const {
-    for (std::int64_t r = 0; r < rows; ++r)
-      for (std::int64_t j = 0; j < sizes[kColumns]; ++j)
-        std::memset(
-            static_cast<std::byte*>(to) + (r * row_stride + j * strides[kOut][kColumns]) * bytes, 0,
-            std::size_t(bytes));
-  }
 };
 
 template <DType dtype>
@@ -72,17 +65,15 @@ void run_ragged(void* const* data, const std::int64_t* sizes,
     const RaggedCall c{data, sizes, strides, int(bytes_of(dtype))};
     program::HostMatmuls matmuls;
     c.each_group([&](std::int64_t group, std::int64_t first, std::int64_t count) {
-      auto* out = c.at(kOut, first, 0);
-      if (group < 0) return c.zero(out, count, strides[kOut][kRows]);
       auto p = c.matmul(dtype);
       p.m = count;
-      p.k = sizes[kInner];
+      p.k = group < 0 ? 0 : sizes[kInner];  // rows of no group are 0
       p.a = c.at(kA, first, 0);
       p.a_m = strides[kA][kRows];
       p.a_k = strides[kA][kInner];
-      p.b = c.at(kB, 0, group);
+      p.b = c.at(kB, 0, std::max<std::int64_t>(group, 0));
       p.b_k = strides[kB][kInner];
-      p.out = out;
+      p.out = c.at(kOut, first, 0);
       p.out_m = strides[kOut][kRows];
       matmuls.add(p);
     });
@@ -99,17 +90,15 @@ void run_ragged_sums(void* const* data, const std::int64_t* sizes,
     program::HostMatmuls matmuls;
     c.each_group([&](std::int64_t group, std::int64_t first, std::int64_t count) {
       if (group < 0) return;
-      auto* out = c.at(kOut, 0, group);
-      if (count == 0) return c.zero(out, sizes[kInner], strides[kOut][kInner]);
       auto p = c.matmul(dtype);
       p.m = sizes[kInner];
-      p.k = count;
+      p.k = count;  // the sums of an empty group are 0
       p.a = c.at(kA, first, 0);
       p.a_m = strides[kA][kInner];
       p.a_k = strides[kA][kRows];
       p.b = c.at(kB, first, 0);
       p.b_k = strides[kB][kRows];
-      p.out = out;
+      p.out = c.at(kOut, 0, group);
       p.out_m = strides[kOut][kInner];
       matmuls.add(p);
     });

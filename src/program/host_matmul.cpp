@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 #include "base/scalar.h"
 #include "base/thread_pool.h"
@@ -16,7 +17,23 @@ HostMatmulScope::HostMatmulScope(HostMatmulKernel kernel) : before_(kernel_in_sc
 }
 HostMatmulScope::~HostMatmulScope() { kernel_in_scope = before_; }
 
+// Sets the result to 0.
+static void fill_with_zeros(const HostMatmul& p) {
+  const auto bytes = scalar::bytes_per(p.dtype);
+  const bool by_rows = p.out_n == 1;
+  const auto runs = by_rows ? p.m : p.n, count = by_rows ? p.n : p.m,
+             distance = by_rows ? p.out_m : p.out_n, step = by_rows ? p.out_n : p.out_m;
+  for (std::int64_t r = 0; r < runs; ++r) {
+    std::byte* run = static_cast<std::byte*>(p.out) + r * distance * bytes;
+    if (step == 1)
+      std::memset(run, 0, std::size_t(count * bytes));
+    else
+      for (std::int64_t i = 0; i < count; ++i)
+        std::memset(run + i * step * bytes, 0, std::size_t(bytes));
+  }
+}
 void multiply(const HostMatmul& p) {
+  if (p.k == 0) return fill_with_zeros(p);
   if (kernel_in_scope && kernel_in_scope(p)) return;
   const auto bytes = scalar::bytes_per(p.dtype);
   auto at = [&](const void* from, std::int64_t element) {
@@ -40,7 +57,11 @@ constexpr double least_parallel = 1 << 20;  // multiplications
 // copies.
 constexpr std::int64_t columns_of_panel = 48, fewest_part_columns = 192;
 
-double multiplications(const HostMatmul& p) { return double(p.m) * double(p.n) * double(p.k); }
+// A result costs at least as much as this many multiplications.
+constexpr std::int64_t least_per_result = 8;
+double multiplications(const HostMatmul& p) {
+  return double(p.m) * double(p.n) * double(std::max(p.k, least_per_result));
+}
 std::vector<HostMatmul>& empty_tasks() {
   static thread_local std::vector<HostMatmul> tasks;
   tasks.clear();

@@ -8,8 +8,8 @@
 
 namespace haliax::program {
 
-// out[m, n] (+)= a[m, k] b[k, n]. Strides are in elements and may be any. All arrays are floats of
-// the same dtype. Sums are rounded once.
+// out[m, n] = a[m, k] b[k, n], or 0 if k is 0. Strides are in elements and may be any. All arrays
+// are floats of the same dtype. Sums are rounded once.
 struct HostMatmul {
   std::int64_t m = 0, n = 0, k = 0;
   DType dtype = DType::f32;
