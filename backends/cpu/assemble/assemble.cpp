@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "backends/cpu/fused/tile_values.h"
+
 namespace haliax::cpu {
 namespace {
 
@@ -32,6 +34,9 @@ class AssemblePass {
         if (!is_word && op.kind == Op::store) in_less_than_words_.insert(op.in[0]);
         if (op.kind == Op::store && plan_.accesses[std::size_t(op.access)].non_temporal)
           non_temporal_.insert(op.in[0]);
+        if ((op.kind == Op::load || op.kind == Op::store) &&
+            is_accessed_with_gaps(plan_, op, op.access))
+          with_gaps_.insert(op.kind == Op::load ? op.out : op.in[0]);
       }
     });
   }
@@ -161,12 +166,14 @@ class AssemblePass {
     return arrays + std::ptrdiff_t(outputs_of(group).size()) <= most_arrays &&
            numbers <= most_scalars;
   }
-  // Returns true if the op reads or writes an array of bf16 or of bools, which code reads and
-  // writes directly in memory (assemble_variants).
+  // Returns true if the op reads or writes an array that code reads and writes directly in memory:
+  // of bf16 or bools (assemble_variants), or with gaps between rows (mark_gaps).
   bool gains_from_code(const Op& op) const {
-    const auto is_smaller = [&](int v) { return v >= 0 && in_less_than_words_.count(v); };
-    return can_assemble_as_stored() &&
-           (is_smaller(op.out) || std::any_of(op.in, op.in + 4, is_smaller));
+    const auto gains = [&](int v) {
+      return v >= 0 &&
+             ((can_assemble_as_stored() && in_less_than_words_.count(v)) || with_gaps_.count(v));
+    };
+    return gains(op.out) || std::any_of(op.in, op.in + 4, gains);
   }
   // Returns true if a kernel serves as well as assembled code.
   bool stays_alone(const std::vector<Op>& group) const {
@@ -212,6 +219,7 @@ class AssemblePass {
   std::vector<int> scalar_of_;        // the scalar that a splat repeats, else the value itself
   std::set<int> in_less_than_words_;  // values that arrays of bf16 or bools hold
   std::set<int> non_temporal_;        // values of non-temporal stores
+  std::set<int> with_gaps_;           // values whose rows in memory have gaps between them
 };
 
 // Marks the values that registers hold as memory does, as bf16 or bools: those that are loaded so,

@@ -102,6 +102,9 @@ struct Op {
   LoadRows load_rows = nullptr;
   StoreRows store_rows = nullptr;
   Stored stored = Stored::word;  // store: the elements of the value; otherwise those of memory
+  // load: the value may alias rows of memory with gaps between them, because only assembled ops
+  // read it
+  bool may_have_gaps = false;
 };
 using Tape = std::vector<Op>;
 
@@ -148,10 +151,12 @@ struct AssembledOps {
     int into = -1;  // as Op::into
     Stored stored = Stored::word;
     bool non_temporal = false;
+    bool may_have_gaps = false;  // `into` may have gaps between rows, because no other op reads it
   };
   std::vector<Input> in;
   std::vector<Output> out;
-  bool by_row = false;  // called once per row
+  bool may_have_gaps = false;  // some input or output may
+  bool by_row = false;         // called once per row
   MapCode code;
   AssembledVariants variants;
 };
@@ -178,6 +183,10 @@ struct FusedPlan {
   bool stays_in_cache = false;
   // Rows are the outer elements and columns the inner ones; the other way round if inner_major.
   Extent row() const { return inner_major ? Extent::inner : Extent::outer; }
+  // Returns true for one value per element of a tile.
+  bool is_full(Extent e) const {
+    return points_of(e, outer_box, inner_box) == outer_box * inner_box;
+  }
   std::int64_t outer_points = 1, inner_points = 1, outer_boxes = 1, inner_boxes = 1;
   std::int64_t outer_box = 1, inner_box = 1;  // elements of a full box
   // number of parts of the inner space of an outer box that run in parallel

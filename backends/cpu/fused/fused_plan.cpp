@@ -1,12 +1,14 @@
 // Plan: runs the passes of a fused step (analyzed_step.h), and translates its instructions into
 // tapes over tiles.
 #include <algorithm>
+#include <set>
 
 #include "backends/cpu/assemble/assemble.h"
 #include "haliax/error.h"
 #include "one_hot.h"
 #include "packed_bools.h"
 #include "tape_builder.h"
+#include "tile_values.h"
 
 namespace haliax::cpu {
 namespace {
@@ -388,6 +390,41 @@ void mark_only_reduced(FusedPlan& plan) {
       access.direct && !loads[0]->outer_access && loads[0]->extent == Extent::full;
 }
 
+// Lets assembled ops read and write rows of memory with gaps between them, if no other op reads
+// these values.
+void mark_gaps(FusedPlan& plan) {
+  std::vector<int> reads(plan.values.size(), 0), assembled_reads(plan.values.size(), 0);
+  std::set<int> with_gaps;  // loaded values
+  for (const Tape& tape : plan.inner)
+    for (const Op& op : tape) {
+      each_read(plan, op, [&](int v) { ++reads[std::size_t(v)]; });
+      if (op.kind != Op::assembled) continue;
+      for (auto& in : plan.assembled[std::size_t(op.assembled_index)].in)
+        assembled_reads[std::size_t(in.value)] += in.broadcast == AssembledOps::Broadcast::each;
+    }
+  for (Tape& tape : plan.inner)
+    for (Op& op : tape) {
+      if (op.kind != Op::load || op.outer_access || !plan.is_full(op.extent)) continue;
+      const auto v = std::size_t(op.out);
+      const bool in_place =
+          plan.accesses[std::size_t(op.access)].direct || plan.values[v].stored != Stored::word;
+      op.may_have_gaps =
+          in_place && reads[v] == assembled_reads[v] && is_accessed_with_gaps(plan, op, op.access);
+      if (op.may_have_gaps) with_gaps.insert(op.out);
+    }
+  for (Tape& tape : plan.inner)
+    for (const Op& op : tape) {
+      if (op.kind != Op::assembled) continue;
+      auto& ops = plan.assembled[std::size_t(op.assembled_index)];
+      for (auto& out : ops.out) {
+        out.may_have_gaps = out.into >= 0 && reads[std::size_t(out.value)] == 1 &&
+                            is_accessed_with_gaps(plan, op, out.into);
+        ops.may_have_gaps |= out.may_have_gaps;
+      }
+      for (auto& in : ops.in) ops.may_have_gaps |= with_gaps.count(in.value) > 0;
+    }
+}
+
 // Returns the plan of a step within these limits on tiles. The last stages depend on their order:
 // mark_only_reduced and assemble read the tapes as emitted, store_in_place and assemble_bf16 change
 // them, and place_registers allocates the values that remain.
@@ -404,6 +441,7 @@ FusedPlan plan_within(const Fused& fused, const Context* context, const TileLimi
   if (context) assemble(plan);
   store_in_place(plan, context);
   assemble_variants(plan);
+  mark_gaps(plan);
   place_registers(plan);
   return plan;
 }
@@ -421,10 +459,7 @@ FusedPlan plan_fused(const Fused& step, const Context* context) {
       plan_within(fused, context, {.elements = tile, .may_join = true, .may_keep = true});
   if (plan.register_bytes > rows_bytes)
     plan = plan_within(fused, context, {.elements = tile, .may_join = false, .may_keep = true});
-  auto fits = [&] {
-    return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <=
-           workspace_bytes;
-  };
+  auto fits = [&] { return plan.register_bytes + TileValues::bytes(plan) + 64 <= workspace_bytes; };
   for (std::int64_t smaller = 1024; !fits() && smaller >= 1; smaller /= 2)
     plan = plan_within(fused, context, {.elements = smaller, .may_join = false, .may_keep = false});
   if (!fits()) throw Error("[fused] too many values are live at once");

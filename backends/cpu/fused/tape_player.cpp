@@ -213,31 +213,77 @@ AssembledCode TapePlayer::code_for(const AssembledOps& ops, bool by_row, std::in
   for (auto& out : ops.out) {
     if (!fits || !out.non_temporal) continue;
     void* const to = values.values[out.value];
-    const std::int64_t row = n * bytes_of(out.stored);
-    fits = to != values.home_of(std::size_t(out.value)) && (!by_row || row % line == 0) &&
+    const std::int64_t row = n * bytes_of(out.stored), distance = values.gaps[out.value].row_bytes;
+    fits = to != values.home_of(std::size_t(out.value)) &&
+           (!by_row || (row % line == 0 && distance % line == 0)) &&
            reinterpret_cast<std::uintptr_t>(to) % line == 0;
   }
   return fits ? ops.variants.non_temporal : ops.variants.plain;
 }
-// Calls an assembled function once for all elements, or once per row (by_row).
+// Returns the length of the rows that an assembled function is called for: that of the rows of the
+// tile, or of an input or output with gaps between rows. 0: all elements are one row.
+std::int64_t TapePlayer::columns_of_rows(const Op& op, const AssembledOps& ops) const {
+  if (ops.by_row) return values.columns();
+  if (!ops.may_have_gaps) return 0;
+  for (auto& in : ops.in)
+    if (auto columns = values.gaps[in.value].columns; columns > 0) return columns;
+  for (auto& out : ops.out) {
+    Runs runs;
+    if (out.may_have_gaps) values.memory_of(op, out.into, runs);
+    if (has_gaps(runs)) return runs.size[1];
+  }
+  return 0;
+}
+// Copies a value with gaps between rows to its register.
+void TapePlayer::close_gaps(const AssembledOps::Input& in, std::int64_t points) {
+  auto& gaps = values.gaps[in.value];
+  const auto bytes = bytes_of(in.stored);
+  void* const to = values.home_of(std::size_t(in.value));
+  kernels().copy_rows(int(bytes), to, {gaps.columns, 1}, values.value(in.value),
+                      {gaps.row_bytes / bytes, 1}, points / gaps.columns, gaps.columns);
+  values.value(in.value) = to;
+  gaps = {};
+}
+// Lets an output be written directly to the memory of its store, if that memory is dense or has
+// gaps between rows of this length.
+void TapePlayer::use_store_memory(const Op& op, const AssembledOps::Output& out,
+                                  std::int64_t points, std::int64_t columns) {
+  if (!out.may_have_gaps) return values.use_store_memory(op, out.value, out.into, points);
+  Runs runs;
+  std::byte* memory = values.memory_of(op, out.into, runs);
+  const bool with_gaps = has_gaps(runs) && columns == runs.size[1];
+  values.value(out.value) =
+      with_gaps || dense(runs, points) ? memory : values.home_of(std::size_t(out.value));
+  values.gaps[out.value] = {};
+  if (with_gaps)
+    values.gaps[out.value] = {.columns = columns,
+                              .row_bytes = runs.stride[0] * bytes_of(out.stored)};
+}
+// Calls an assembled function once for all elements, or once per row.
 void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
   using Broadcast = AssembledOps::Broadcast;
   const AssembledOps& ops = values.plan.assembled[std::size_t(op.assembled_index)];
-  const std::int64_t rows = ops.by_row ? values.rows() : 1,
-                     n = ops.by_row ? values.columns() : points;
+  const std::int64_t columns = columns_of_rows(op, ops), n = columns > 0 ? columns : points,
+                     rows = points / n;
+  for (auto& in : ops.in)
+    if (auto its = values.gaps[in.value].columns; its > 0 && its != columns) close_gaps(in, points);
+  auto row_bytes = [&](const TileValues::Gaps& gaps, Stored stored) {
+    return gaps.columns > 0 ? gaps.row_bytes : n * bytes_of(stored);
+  };
   AssembledArguments arguments(n);
   for (auto& in : ops.in) {
     auto* x = static_cast<std::uint32_t*>(values.value(in.value));
     if (in.broadcast == Broadcast::each)
-      arguments.add_array(x, n * bytes_of(in.stored));
+      arguments.add_array(x, row_bytes(values.gaps[in.value], in.stored));
     else if (in.broadcast == Broadcast::along_row)
       arguments.add_array(x, 0);
     else
       arguments.add_scalar(x, in.broadcast == Broadcast::of_row);
   }
-  for (auto& out : ops.out)  // after the inputs, because a value may be both
-    values.use_store_memory(op, out.value, out.into, points);
-  for (auto& out : ops.out) arguments.add_array(values.value(out.value), n * bytes_of(out.stored));
+  for (auto& out : ops.out) {  // after the inputs, because a value may be both
+    use_store_memory(op, out, points, columns);
+    arguments.add_array(values.value(out.value), row_bytes(values.gaps[out.value], out.stored));
+  }
 
   AssembledCall& call = arguments.call;
   const auto code = code_for(ops, rows > 1, n);
@@ -257,9 +303,15 @@ void TapePlayer::load(const Op& op, std::int64_t n) {
   const std::int64_t bytes = haliax::bytes_of(access.dtype);
   std::byte* memory = values.memory_of(op, op.access, runs);
   const bool as_stored = values.plan.values[std::size_t(op.out)].stored != Stored::word;
+  if (op.may_have_gaps) values.gaps[op.out] = {};
   if ((access.direct && (runs.count == 0 || dense(runs, n))) || (as_stored && dense(runs, n))) {
     values.value(op.out) = memory;
     schedule_prefetch(access, memory, n * bytes);
+    return;
+  }
+  if (op.may_have_gaps && has_gaps(runs)) {
+    values.value(op.out) = memory;
+    values.gaps[op.out] = {.columns = runs.size[1], .row_bytes = runs.stride[0] * bytes};
     return;
   }
   if (access.only_reduced && runs.count == 2 && runs.stride[1] == 1 &&

@@ -77,6 +77,39 @@ struct Runs {
   }
 };
 
+// Returns the offset of a tile in a view, in elements, and adds its layout to `runs`.
+inline std::int64_t locate(const FusedPlan& plan, const Tile& tile, const Op& op,
+                           const Access& access, Runs& runs) {
+  std::int64_t offset = 0;
+  const int end = op.outer_access ? plan.outer_dims : plan.dims;
+  for (int d = 0; d < end; ++d) offset += tile.at[d] * access.strides[std::size_t(d)];
+  if (op.extent == Extent::one) return offset;  // a single element: `runs` stays empty
+  auto add = [&](int first, int last) {
+    for (int d = first; d < last; ++d) runs.add(tile.size[d], access.strides[std::size_t(d)]);
+  };
+  const bool outer = varies_by_outer(op.extent),
+             inner = !op.outer_access && varies_by_inner(op.extent);
+  if (plan.inner_major && inner) add(plan.outer_dims, plan.dims);
+  if (outer) add(0, plan.outer_dims);
+  if (!plan.inner_major && inner) add(plan.outer_dims, plan.dims);
+  return offset;
+}
+// Returns true if the runs are rows of contiguous values with gaps between them, which are long
+// enough to be read and written in place.
+inline bool has_gaps(const Runs& runs) {
+  constexpr std::int64_t shortest_row = 32;
+  return runs.count == 2 && runs.stride[1] == 1 && runs.size[1] >= shortest_row;
+}
+// Returns true if the rows of a full tile have gaps between them in memory. Smaller tiles, at the
+// ends of dims, may have none.
+inline bool is_accessed_with_gaps(const FusedPlan& plan, const Op& op, int access) {
+  if (op.outer_access || !plan.is_full(op.extent)) return false;
+  Tile tile;
+  std::copy_n(plan.box, plan.dims, tile.size);
+  Runs runs;
+  locate(plan, tile, op, plan.accesses[std::size_t(access)], runs);
+  return has_gaps(runs);
+}
 // Returns true if the runs are n contiguous values, or one value.
 inline bool dense(const Runs& runs, std::int64_t n) {
   return runs.count == 0 ? n == 1 : runs.count == 1 && runs.size[0] == n && runs.stride[0] == 1;
@@ -100,8 +133,16 @@ struct FusedRun {
 struct TileValues {
   explicit TileValues(const FusedRun& in)
       : run(in), plan(in.plan), registers(workspace()),
-        values(reinterpret_cast<void**>(registers + (plan.register_bytes + 63) / 64 * 64)) {
-    for (std::size_t v = 0; v < plan.values.size(); ++v) values[v] = home_of(v);
+        values(reinterpret_cast<void**>(registers + (plan.register_bytes + 63) / 64 * 64)),
+        gaps(reinterpret_cast<Gaps*>(values + plan.values.size())) {
+    for (std::size_t v = 0; v < plan.values.size(); ++v) {
+      values[v] = home_of(v);
+      gaps[v] = {};
+    }
+  }
+  // Returns the memory of a step for the values of a plan, in addition to its registers.
+  static std::int64_t bytes(const FusedPlan& plan) {
+    return std::int64_t(plan.values.size() * (sizeof(void*) + sizeof(Gaps)));
   }
   void* home_of(std::size_t v) const {
     const Register& r = plan.values[v];
@@ -112,21 +153,8 @@ struct TileValues {
   int width_of(int v) const { return cpu::bytes_of(plan.values[std::size_t(v)].lane); }
   std::int64_t rows() const { return plan.inner_major ? tile.inner : tile.outer; }
   std::int64_t columns() const { return plan.inner_major ? tile.outer : tile.inner; }
-  // Returns the offset of the tile in a view, in elements, and adds its layout to `runs`.
   std::int64_t locate(const Op& op, const Access& access, Runs& runs) const {
-    std::int64_t offset = 0;
-    const int end = op.outer_access ? plan.outer_dims : plan.dims;
-    for (int d = 0; d < end; ++d) offset += tile.at[d] * access.strides[std::size_t(d)];
-    if (op.extent == Extent::one) return offset;  // a single element: `runs` stays empty
-    auto add = [&](int first, int last) {
-      for (int d = first; d < last; ++d) runs.add(tile.size[d], access.strides[std::size_t(d)]);
-    };
-    const bool outer = varies_by_outer(op.extent),
-               inner = !op.outer_access && varies_by_inner(op.extent);
-    if (plan.inner_major && inner) add(plan.outer_dims, plan.dims);
-    if (outer) add(0, plan.outer_dims);
-    if (!plan.inner_major && inner) add(plan.outer_dims, plan.dims);
-    return offset;
+    return cpu::locate(plan, tile, op, access, runs);
   }
   std::byte* memory_of(const Op& op, int number, Runs& runs) const {
     const Access& access = plan.accesses[std::size_t(number)];
@@ -146,6 +174,12 @@ struct TileValues {
   const FusedPlan& plan;
   std::byte* const registers;
   void** const values;
+  // The rows of a value that aliases memory with gaps between rows.
+  struct Gaps {
+    std::int64_t columns = 0;    // elements per row; 0: no gaps
+    std::int64_t row_bytes = 0;  // distance of rows
+  };
+  Gaps* const gaps;
   Tile tile;
 };
 
