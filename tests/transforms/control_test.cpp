@@ -139,6 +139,41 @@ TEST_CASE("cond works in a loop, and a loop in cond") {
   CHECK(difference(jit(inside)(any(x > 0.), x), sum(square(x), "batch"), 1e-6) == "");
 }
 
+TEST_CASE("a loop that only one side of a select with one flag reads, and a cond by device") {
+  auto x = values({Batch, Embed}), start = values({Embed});
+  auto running = [](const NamedArray& c, const NamedArray& row) {
+    return tanh(c + row * .5) + row;
+  };
+  auto folded = [&](const NamedArray& v) {
+    auto outer = [&](const NamedArray& c, const NamedArray& row) {
+      return fold(running, "batch")(c, v) * .5 + row;  // a loop in a loop
+    };
+    return fold(outer, "batch")(start, v);
+  };
+  auto wanted = jit(folded, {.backend = "reference"})(x);
+  auto picks = [&](const NamedArray& flag, const NamedArray& v) {
+    return std::pair(where(flag, folded(v), 0.), where(flag, 1., folded(v)));
+  };
+  for (const bool flag : {true, false}) {
+    auto [a, b] = jit(picks)(NamedArray(flag), x);
+    CHECK(difference(a, flag ? wanted : wanted * 0., 1e-6) == "");
+    CHECK(difference(b, flag ? wanted * 0. + 1. : wanted, 1e-6) == "");
+  }
+  const Axis Device("device", 2);
+  auto by_device = [&](const NamedArray& v) {
+    return cond(
+               axis_index("data") == 1,
+               [&](const NamedArray& a) { return folded(x) + sum(a, "device"); },
+               [](const NamedArray& a) { return sum(a, "device"); })(v)
+        .broadcast_axis(Device.resize(1));
+  };
+  const Mapping by_data{{"device", "data"}};
+  auto y = shard_map(
+      by_device, {.mesh = Mesh{{{"data", 2}}}, .axis_resources = by_data})(zeros({Device, Embed}));
+  CHECK(difference(y[{Device, 1}], wanted, 1e-6) == "");
+  CHECK(difference(y[{Device, 0}], wanted * 0., 1e-6) == "");
+}
+
 TEST_CASE("cond on a mesh matches one device") {
   Mesh mesh{{{"data", 2}}};
   Mapping mapping{{"batch", "data"}};

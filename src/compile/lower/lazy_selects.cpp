@@ -118,13 +118,19 @@ class LazySelects {
   }
   // Returns the value with all nodes that `inside` reads from elsewhere after a barrier on the
   // index. The nodes inside then vary with the index, so the body of the conditional computes them.
+  // The bodies of loops inside are inside, too.
   NodePtr in_conditional(const NodePtr& value, const NodeSet& inside, const NodePtr& index) const {
     auto is_inside = [&](const Node& n) {  // a result is where its loop or collective is
       return inside.count(&n) > 0 && (n.op != &kResult || inside.count(n.in[0].get()) > 0);
     };
     Rewrite to;
+    NodeSet indices;  // of loops inside
     traverse({value}, [&](const NodePtr& n, PendingNodes& todo) {
-      if (is_inside(*n)) return add_reads(n, todo);
+      if (is_inside(*n) || indices.count(n.get()) > 0 || varies_with(*n, indices)) {
+        if (n->op == &kLoop)
+          for (auto& i : loop_of(*n).index) indices.insert(i.get());
+        return add_reads(n, todo);
+      }
       if (n->op->kind == Kind::leaf && n->op->cheap) return;
       to[n.get()] = prim::barrier(n, index);
     });
