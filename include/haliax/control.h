@@ -68,8 +68,8 @@ template <class... F> struct Chooser {
 ///
 /// Both branches are traced, and one of them runs. They must return the same type, with the same
 /// axes and dtypes. On a mesh, all devices run the same branch, except in a `shard_map` whose flag
-/// depends on the device (`axis_index`): there, each device runs its branch in the forward pass, and
-/// both branches in the backward pass.
+/// depends on the device (`axis_index`): there, each device runs its branch in the forward pass,
+/// and both branches in the backward pass.
 ///
 /// Under `vmap` with a mapped flag, both branches run and `where` selects, gradients included. A
 /// NaN in the gradient of the other branch then reaches the result, so both should be finite.

@@ -124,7 +124,7 @@ class LazySelects {
       return inside.count(&n) > 0 && (n.op != &kResult || inside.count(n.in[0].get()) > 0);
     };
     Rewrite to;
-    NodeSet indices;  // of loops inside
+    NodeSet indices;  // the indices of the loops inside
     traverse({value}, [&](const NodePtr& n, PendingNodes& todo) {
       if (is_inside(*n) || indices.count(n.get()) > 0 || varies_with(*n, indices)) {
         if (n->op == &kLoop)
