@@ -169,7 +169,8 @@ struct Matmul {
   std::int64_t c_m;
   DType out;
   bool accumulate;
-  KernelBlockMask block_mask = {};  // a kernel may ignore it and compute all blocks
+  // A kernel may ignore it and compute all blocks. It does not vary along k if there are taps.
+  KernelBlockMask block_mask = {};
   // Computes the sum of the matmuls at these offsets, if it is not null.
   const MatmulTap* taps = nullptr;
   std::int64_t tap_count = 0;

@@ -47,7 +47,7 @@ struct Layout {
 
 // Returns the largest difference of the kernel from the sums, which are exact.
 double worst_difference(DType type, const Layout& layout, std::int64_t taps, bool accumulate,
-                        unsigned seed) {
+                        bool has_mask, unsigned seed) {
   Numbers numbers(seed);
   Matmul p{};
   p.m = 8 + numbers.below(60);
@@ -65,6 +65,14 @@ double worst_difference(DType type, const Layout& layout, std::int64_t taps, boo
   for (std::int64_t t = 0; t < taps; ++t)
     all.push_back({layout.a_by_rows ? t * p.m * p.k : t,
                    layout.near ? numbers.below(p.n / 4) : t * p.b_k * p.k});
+  // blocks of 32 rows and columns, all of which are computed
+  const std::vector<unsigned char> flags(64, 1);
+  if (has_mask) {
+    p.block_mask.flags = flags.data();
+    p.block_mask.m.shift = p.block_mask.n.shift = 5;
+    p.block_mask.m.stride = 8;
+    p.block_mask.n.stride = 1;
+  }
   p.taps = all.data();
   p.tap_count = taps;
   const auto a = numbers.array(p.m * p.k * taps), b = numbers.array((taps + 1) * p.b_k * p.k);
@@ -108,10 +116,12 @@ TEST_CASE("cpu: a matmul of several taps sums all of them") {
         for (std::int64_t b_n : {1, 2, 3, 4, 5})
           for (std::int64_t taps : {1, 2, 3, 9, 70})
             for (bool accumulate : {false, true}) {
+              const bool has_mask = (taps + b_n) % 3 == 0;
               const auto seed = unsigned(taps * 10 + b_n);
               INFO(std::string(name_of(type)), " a by rows ", a_by_rows, " near ", near,
                    " columns ", b_n, " taps ", taps, " accumulate ", accumulate);
-              CHECK(worst_difference(type, {a_by_rows, near, b_n}, taps, accumulate, seed) == 0);
+              CHECK(worst_difference(type, {a_by_rows, near, b_n}, taps, accumulate, has_mask,
+                                     seed) == 0);
             }
   }
 }

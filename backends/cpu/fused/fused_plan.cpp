@@ -426,8 +426,8 @@ void mark_gaps(FusedPlan& plan) {
 }
 
 // Returns the plan of a step within these limits on tiles. The last stages depend on their order:
-// mark_only_reduced and assemble read the tapes as emitted, store_in_place and assemble_bf16 change
-// them, and place_registers allocates the values that remain.
+// mark_only_reduced and assemble read the tapes as emitted, store_in_place and assemble_variants
+// change them, mark_gaps reads the result, and place_registers allocates the values that remain.
 FusedPlan plan_within(const Fused& fused, const Context* context, const TileLimits& limits) {
   AnalyzedStep step = analyze(fused);
   FusedPlan plan;
