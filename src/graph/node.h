@@ -102,7 +102,8 @@ struct Op {
   // Kind::view: returns the place of the result
   Place (*view)(const Node&, const Place& in, Emit&) = nullptr;
   // Kind::view: returns the place of the operand, given the place of the result, or no place if
-  // strides cannot express it. Null: the view maps, or its operand has no known place.
+  // strides cannot express it. Null for transparent views, whose axes are matched by name, and for
+  // views that hide elements.
   Place (*unview)(const Node&, const Place& out) = nullptr;
   void (*lower)(const Node&, Emit&) = nullptr;  // Kind::step: pushes the steps
   // Returns the rule along an axis; null: the rule follows from the kind, see along().

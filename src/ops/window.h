@@ -31,15 +31,16 @@ struct WindowAttr {
 // Returns the windows of x, with the axes of x in their new sizes, then the kernel axes. Costs
 // nothing: the result reads the memory of x.
 NodePtr window(NodeRef x, const WindowAttr&);
-// Returns contract(window(x, ...), weight, remaining, dtype). If several axes are adjacent in x and
-// their windows have a stride of 1, these axes are flattened for matmuls, which then have one long
-// axis of positions. The positions at the end of each row, whose windows wrap around, are
-// computed and sliced off.
+// Returns contract(window(x, ...), weight, remaining, dtype). If several axes are adjacent in x,
+// their windows have a stride of 1, and those of two or more axes overlap, these axes are flattened
+// for matmuls, which then have one long axis of positions. The positions at the end of each row,
+// whose windows wrap around, are computed and sliced off.
 NodePtr contract_windows(NodeRef x, NodeRef weight, const WindowAttr&, const Axes& remaining,
                          DType);
 // The adjoint of `window`: adds the windows g at their places in an array with the axes `full`. If
 // g is a contraction of an array that has the windows and a weight that has the kernel axes, the
-// result is a contraction as well, and no window is materialized.
+// result is a contraction as well, and no window is materialized, unless the windows are smaller
+// than that array.
 NodePtr unwindow(NodeRef g, const WindowAttr&, const Axes& full);
 // Returns unwindow(contract(y, weight), ...), where y has the windows and the weight has the kernel
 // axes: a transposed convolution. Contracts over the axes of both that `full` lacks.

@@ -202,8 +202,8 @@ std::vector<MatrixProducts> window_products(const Contract& c) {
       else
         p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n, order);
     };
-    // A copy of the weights, which are the operand without windows. Its last dim may be the largest
-    // dim of k.
+    // A copy of the weights, which are the operand without windows. The copy is contiguous along
+    // the last dim of k: by strides, or the largest one.
     for (const bool by_size : {false, true}) {
       auto [p, s] = std::pair(plan, dims);
       s.normalize();

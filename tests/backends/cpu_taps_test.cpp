@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -123,5 +124,56 @@ TEST_CASE("cpu: a matmul of several taps sums all of them") {
               CHECK(worst_difference(type, {a_by_rows, near, b_n}, taps, accumulate, has_mask,
                                      seed) == 0);
             }
+  }
+}
+
+TEST_CASE("cpu: the bits of a matmul of several taps do not depend on its blocks") {
+  for (DType type : {DType::f32, DType::bf16}) {
+    const auto* kernel = cpu::matmul_kernel(type);
+    if (!kernel || kernel->only_small) continue;
+    for (std::int64_t n : {63, 168, 784})
+      for (std::int64_t taps : {2, 9})
+        for (std::int64_t block : {16, 32, 48, 64}) {
+          std::mt19937 random(1);
+          std::normal_distribution<float> normal;
+          const std::int64_t m = 20, k = 100, b_k = n + 40;
+          std::vector<float> a(std::size_t(m * k * taps)), b(std::size_t(k * b_k + 100));
+          for (auto* array : {&a, &b})
+            for (auto& x : *array) x = normal(random);
+          const auto a16 = as_bf16(a), b16 = as_bf16(b);
+          std::vector<MatmulTap> all;
+          for (std::int64_t t = 0; t < taps; ++t) all.push_back({t * m * k, t / 3 * 15 + t % 3});
+          const bool is_f32 = type == DType::f32;
+          auto run = [&](std::vector<float>& c, std::int64_t first, std::int64_t columns) {
+            const auto at = is_f32 ? reinterpret_cast<const std::byte*>(b.data() + first)
+                                   : reinterpret_cast<const std::byte*>(b16.data() + first);
+            Matmul p{};
+            p.m = m;
+            p.n = columns;
+            p.k = k;
+            p.type = type;
+            p.a = is_f32 ? static_cast<const void*>(a.data()) : a16.data();
+            p.a_m = k;
+            p.a_k = 1;
+            p.b = at;
+            p.b_k = b_k;
+            p.b_n = 1;
+            p.c = c.data() + first;
+            p.c_m = n;
+            p.out = DType::f32;
+            p.taps = all.data();
+            p.tap_count = taps;
+            p.all_n = n;
+            const auto bytes = std::size_t(kernel->scratch_bytes(p) + 63) / 64 * 64;
+            void* scratch = std::aligned_alloc(64, std::max<std::size_t>(bytes, 64));
+            kernel->run(p, scratch);
+            std::free(scratch);
+          };
+          std::vector<float> unsplit(std::size_t(m * n)), parts(std::size_t(m * n));
+          run(unsplit, 0, n);
+          for (std::int64_t j = 0; j < n; j += block) run(parts, j, std::min(block, n - j));
+          INFO(std::string(name_of(type)), " columns ", n, " taps ", taps, " block ", block);
+          CHECK(std::memcmp(unsplit.data(), parts.data(), unsplit.size() * sizeof(float)) == 0);
+        }
   }
 }

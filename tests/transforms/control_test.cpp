@@ -139,7 +139,7 @@ TEST_CASE("cond works in a loop, and a loop in cond") {
   CHECK(difference(jit(inside)(any(x > 0.), x), sum(square(x), "batch"), 1e-6) == "");
 }
 
-TEST_CASE("a loop that only one side of a select with one flag reads, and a cond by device") {
+TEST_CASE("a select with one flag runs the loops of one side, and cond in shard_map is by device") {
   auto x = values({Batch, Embed}), start = values({Embed});
   auto running = [](const NamedArray& c, const NamedArray& row) {
     return tanh(c + row * .5) + row;

@@ -96,8 +96,8 @@ class TileChooser {
     p.single_inner_box = p.inner_boxes <= 1;
   }
 
-  // Returns true if some array has gaps between its rows, which are long enough for a tile each. A
-  // tile of several such rows would be copied.
+  // Returns true if some array has gaps between its rows, which are long enough for a tile each.
+  // Ops that are not assembled would copy a tile of several such rows.
   bool has_gaps_between_rows() const {
     const FusedPlan& p = plan_;
     if (p.dims < 2) return false;

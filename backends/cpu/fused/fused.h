@@ -151,7 +151,8 @@ struct AssembledOps {
     int into = -1;  // as Op::into
     Stored stored = Stored::word;
     bool non_temporal = false;
-    bool may_have_gaps = false;  // `into` may have gaps between rows, because no other op reads it
+    // the value may be written to rows of `into` with gaps between them; only the store reads it
+    bool may_have_gaps = false;
   };
   std::vector<Input> in;
   std::vector<Output> out;

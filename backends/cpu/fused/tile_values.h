@@ -174,7 +174,8 @@ struct TileValues {
   const FusedPlan& plan;
   std::byte* const registers;
   void** const values;
-  // The rows of a value that aliases memory with gaps between rows.
+  // The rows of a value that aliases memory with gaps between rows. Rows may also repeat (distance
+  // 0) or overlap.
   struct Gaps {
     std::int64_t columns = 0;    // elements per row; 0: no gaps
     std::int64_t row_bytes = 0;  // distance of rows

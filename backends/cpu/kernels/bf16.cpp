@@ -220,9 +220,10 @@ struct Blocks {
   SharedTaps shared;
   std::int64_t depth, width, height;
   std::int64_t row_pairs, left, right, sums = 0;  // elements of packed operands and of sums
-  explicit Blocks(const Matmul& p) : taps(p.taps ? p.tap_count : 1), shared(p, kWidth) {
+  explicit Blocks(const Matmul& p) : taps(p.taps ? p.tap_count : 1) {
     depth = even_part(p.k, kDepth, 2);
     const auto pairs = depth / 2;
+    shared = SharedTaps(p, kRight / pairs, kColumns);
     width = std::max(kColumns, (kRight / pairs - shared.reach) / kColumns * kColumns);
     width = even_part(p.n, std::min(kWidth, width), kColumns);
     row_pairs = round_up(width + shared.reach, kLanes) + kLanes;
@@ -368,7 +369,7 @@ class BlockMatmul {
   MatmulTap tap_ = kNoOffset;
   bool first_ = true, last_ = true;
   std::int64_t panels_ = 0, first_of_panel_[kPanels + 1];
-  MatmulTap terms_[SharedTaps::most];
+  MatmulTap terms_[SharedTaps::most_taps];
   std::int64_t term_count_ = 1;
   RowsAhead ahead_;
 };

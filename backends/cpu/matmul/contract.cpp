@@ -105,6 +105,7 @@ class MatmulStep final : public CompiledStep {
     if (s.flags.slot < 0 || !plan_->kernel || plan_->kernel->only_small || plan_->group != 1 ||
         plan_->k_points != 1)
       return {};
+    if (!plan_->taps.empty() && s.k.size != 0) return {};  // kernels sum the full range of k
     KernelBlockMask out;
     out.zero = s.zero;
     auto set_side = [](KernelBlockMask::Side& side,

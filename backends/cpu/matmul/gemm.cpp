@@ -87,6 +87,7 @@ Matmul matmul_of(const GemmShape& s, const void* a, const void* b, void* out,
       .block_mask = block_mask,
       .taps = taps.empty() ? nullptr : taps.data(),
       .tap_count = std::int64_t(taps.size()),
+      .all_n = s.all_n,
   };
 }
 void check(dnnl_status_t status) {

@@ -19,6 +19,7 @@ struct GemmShape {
   // Use a kernel of this backend. All blocks of a contraction share this flag, because the bits of
   // a result must not depend on the block size.
   bool own_kernel = false;
+  std::int64_t all_n = 0;  // for an own kernel: the columns of all blocks together
   auto operator<=>(const GemmShape&) const = default;
 };
 

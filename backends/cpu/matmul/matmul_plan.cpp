@@ -133,6 +133,7 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   s.out = c.out.dtype;
   s.accumulate = accumulate;
   s.own_kernel = p.kernel != nullptr;
+  s.all_n = s.own_kernel ? x.n.n : 0;
   return s;
 }
 
@@ -160,13 +161,14 @@ double time_of(const program::Packing& p) {
   return double(p.elements) *
          (element + (run < short_run ? std::min(of_run, most_of_short_run) : of_run));
 }
-// Returns the columns of b that all taps read, if their offsets are near each other. Otherwise
-// returns the sum of the columns of each tap.
+// Returns the columns of b that all taps read, if they share a block. Otherwise returns the sum of
+// the columns of each tap.
 std::int64_t columns_of_taps(const program::MatrixProducts& p) {
-  const std::int64_t separate = points(p.k_outer) * p.n.n;
-  std::int64_t shared = p.n.n;
-  for (auto& d : p.k_outer) shared += (d.n - 1) * std::abs(d.b);
-  return p.n.b == 1 ? std::min(shared, separate) : separate;
+  const std::int64_t taps = points(p.k_outer);
+  std::int64_t reach = 0;
+  for (auto& d : p.k_outer) reach += (d.n - 1) * std::abs(d.b);
+  const bool share = p.n.b == 1 && taps_share_block(taps, p.n.n, reach);
+  return share ? p.n.n + reach : taps * p.n.n;
 }
 double time_of(const program::MatrixProducts& p) {
   const auto &m = p.m, &n = p.n, &k = p.k;

@@ -118,12 +118,29 @@ Place Lowering::place_in_reader(const NodePtr& n, const Scope::InReader& part) {
         part.start * view(all, reader.axes, {*find(reader, AlongAttr::of(reader).axis)}).strides[0];
   Place place = reordered(all, reader.axes, part.operand->axes);
   for (auto x = part.operand; x != n && place; x = x->in[0]) place = place_of_operand(*x, place);
-  if (n->op->kind != Kind::contract || !place) return place;
-  // a matmul needs a result with unit stride
-  bool has_unit_stride = n->size() == 1;
-  for (std::size_t d = 0; d < n->axes.size(); ++d)
-    has_unit_stride |= place.strides[d] == 1 && n->axes[d].size > 1;
-  return has_unit_stride ? place : Place();
+  return n->op->kind != Kind::contract || !place || suits_matmul(*n, place) ? place : Place();
+}
+// Returns true if a contraction may be written to this place by a matmul with enough rows: one axis
+// has unit stride, and the strides of the others merge into rows. Each matmul packs its operand
+// again, which takes time in proportion to the terms of a sum, divided by the rows.
+bool Lowering::suits_matmul(const Node& n, const Place& place) {
+  constexpr std::int64_t kFewestRows = 16, kTermsPerRow = 4;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // strides and sizes, smallest first
+  for (std::size_t d = 0; d < n.axes.size(); ++d)
+    if (n.axes[d].size > 1) dims.push_back({place.strides[d], n.axes[d].size});
+  std::sort(dims.begin(), dims.end());
+  if (dims.empty()) return true;
+  if (dims[0].first != 1) return false;
+  std::int64_t rows = 1, most = 1, all = 1, next = 0;  // next: stride that continues the rows
+  for (std::size_t d = 1; d < dims.size(); ++d) {
+    const auto [stride, size] = dims[d];
+    rows = stride == next ? rows * size : size;
+    next = stride * size;
+    most = std::max(most, rows);
+    all *= size;
+  }
+  const auto terms = axis_size(without(common(n.in[0]->axes, n.in[1]->axes), n.axes));
+  return most == all || (most >= kFewestRows && most * kTermsPerRow >= terms);
 }
 // Returns the place of the operand of a view, given the place of the view.
 Place Lowering::place_of_operand(const Node& view, const Place& place) {

@@ -82,6 +82,7 @@ class Lowering final : public Emit {
   // express it.
   Place place_in_reader(const NodePtr&, const Scope::InReader&);
   static Place place_of_operand(const Node& view, const Place&);
+  static bool suits_matmul(const Node& contraction, const Place&);
   // Returns the target that the value is added to, if the value has one target and no other place.
   // Null otherwise.
   const Target* accumulation(const NodePtr&) const;
