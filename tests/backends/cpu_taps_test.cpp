@@ -142,7 +142,7 @@ TEST_CASE("cpu: the bits of a matmul of several taps do not depend on its blocks
             for (auto& x : *array) x = normal(random);
           const auto a16 = as_bf16(a), b16 = as_bf16(b);
           std::vector<MatmulTap> all;
-          for (std::int64_t t = 0; t < taps; ++t) all.push_back({t * m * k, t / 3 * 15 + t % 3});
+          for (std::int64_t t = 0; t < taps; ++t) all.push_back({t * m * k, t / 3 * 30 + t % 3});
           const bool is_f32 = type == DType::f32;
           auto run = [&](std::vector<float>& c, std::int64_t first, std::int64_t columns) {
             const auto at = is_f32 ? reinterpret_cast<const std::byte*>(b.data() + first)
