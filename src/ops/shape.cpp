@@ -108,9 +108,7 @@ Place flatten_unview(const Node& n, const Place& out) {
   return unflattened(out, n.axes, n.in[0]->axes, parts, flat);
 }
 void flatten_lower(const Node& n, Emit& e) {
-  auto [parts, flat] = RegroupAttr::of(n);
-  auto& from = n.in[0]->axes;
-  e.copy(e.operand(0), unflattened(e.result(), n.axes, from, parts, flat), from);
+  e.copy(e.operand(0), flatten_unview(n, e.result()), n.in[0]->axes);
 }
 Place unflatten_view(const Node& n, const Place& in, Emit&) {
   auto [parts, flat] = RegroupAttr::of(n);
