@@ -178,12 +178,14 @@ struct Matmul {
   // but not on n.
   std::int64_t all_n = 0;
 };
+constexpr std::int64_t most_summed_taps = 64;  // that a tile sums in its registers
 // Returns true if taps read one packed block of b, each with its own offset in columns. reach:
 // difference of the largest and the smallest offset. The shared block must be smaller than one
 // block of `columns` columns per tap.
 constexpr bool taps_share_block(std::int64_t taps, std::int64_t columns, std::int64_t reach) {
-  constexpr std::int64_t most_taps = 64, most_reach = 1536;
-  return taps >= 2 && taps <= most_taps && reach <= most_reach && 2 * reach <= (taps - 1) * columns;
+  constexpr std::int64_t most_reach = 1536;
+  return taps >= 2 && taps <= most_summed_taps && reach <= most_reach &&
+         2 * reach <= (taps - 1) * columns;
 }
 struct MatmulKernel {
   void (*run)(const Matmul&, void* scratch);  // scratch is aligned to 64 bytes

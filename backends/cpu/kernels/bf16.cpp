@@ -369,7 +369,7 @@ class BlockMatmul {
   MatmulTap tap_ = kNoOffset;
   bool first_ = true, last_ = true;
   std::int64_t panels_ = 0, first_of_panel_[kPanels + 1];
-  MatmulTap terms_[SharedTaps::most_taps];
+  MatmulTap terms_[most_summed_taps];
   std::int64_t term_count_ = 1;
   RowsAhead ahead_;
 };
