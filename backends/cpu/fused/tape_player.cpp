@@ -244,21 +244,6 @@ void TapePlayer::close_gaps(const AssembledOps::Input& in, std::int64_t points) 
   values.value(in.value) = to;
   gaps = {};
 }
-// Lets an output be written directly to the memory of its store, if that memory is dense or has
-// gaps between rows of this length.
-void TapePlayer::use_store_memory(const Op& op, const AssembledOps::Output& out,
-                                  std::int64_t points, std::int64_t columns) {
-  if (!out.may_have_gaps) return values.use_store_memory(op, out.value, out.into, points);
-  Runs runs;
-  std::byte* memory = values.memory_of(op, out.into, runs);
-  const bool with_gaps = has_gaps(runs) && columns == runs.size[1];
-  values.value(out.value) =
-      with_gaps || dense(runs, points) ? memory : values.home_of(std::size_t(out.value));
-  values.gaps[out.value] = {};
-  if (with_gaps)
-    values.gaps[out.value] = {.columns = columns,
-                              .row_bytes = runs.stride[0] * bytes_of(out.stored)};
-}
 // Calls an assembled function once for all elements, or once per row.
 void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
   using Broadcast = AssembledOps::Broadcast;
@@ -281,7 +266,7 @@ void TapePlayer::run_assembled(const Op& op, std::int64_t points) {
       arguments.add_scalar(x, in.broadcast == Broadcast::of_row);
   }
   for (auto& out : ops.out) {  // after the inputs, because a value may be both
-    use_store_memory(op, out, points, columns);
+    values.use_store_memory(op, out.value, out.into, points, out.may_have_gaps ? columns : 0);
     arguments.add_array(values.value(out.value), row_bytes(values.gaps[out.value], out.stored));
   }
 

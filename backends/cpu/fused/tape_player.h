@@ -36,8 +36,6 @@ class TapePlayer {
   AssembledCode code_for(const AssembledOps& ops, bool by_row, std::int64_t n) const;
   std::int64_t columns_of_rows(const Op& op, const AssembledOps& ops) const;
   void close_gaps(const AssembledOps::Input& in, std::int64_t points);
-  void use_store_memory(const Op& op, const AssembledOps::Output& out, std::int64_t points,
-                        std::int64_t columns);
   void schedule_prefetch(const Access& access, const std::byte* memory, std::int64_t bytes);
   std::int64_t pitch_of(int v) const;
   template <class F> void each_picked(const Op& op, int ids, const F& f);

@@ -161,13 +161,20 @@ struct TileValues {
     return run.bases[std::size_t(number)].memory +
            locate(op, access, runs) * haliax::bytes_of(access.dtype);
   }
-  // Lets an op write its result directly to the memory of its store, if that memory is dense.
+  // Lets an op write its result directly to the memory of its store, if that memory is dense, or if
+  // it has gaps between rows of `columns` elements (0: no gaps are allowed).
   void use_store_memory(const Op& op, std::int64_t n) { use_store_memory(op, op.out, op.into, n); }
-  void use_store_memory(const Op& op, int out, int into, std::int64_t n) {
+  void use_store_memory(const Op& op, int out, int into, std::int64_t n, std::int64_t columns = 0) {
     if (into < 0) return;
     Runs runs;
     std::byte* memory = memory_of(op, into, runs);
-    value(out) = dense(runs, n) ? memory : home_of(std::size_t(out));
+    const bool with_gaps = columns > 0 && has_gaps(runs) && runs.size[1] == columns;
+    value(out) = with_gaps || dense(runs, n) ? memory : home_of(std::size_t(out));
+    gaps[out] = {};
+    if (with_gaps) {
+      const auto bytes = haliax::bytes_of(plan.accesses[std::size_t(into)].dtype);
+      gaps[out] = {.columns = columns, .row_bytes = runs.stride[0] * bytes};
+    }
   }
 
   const FusedRun& run;
