@@ -1,6 +1,7 @@
 // Reverse-mode differentiation: one traversal from the newest node to the oldest, so that all users
 // of a node are processed before the node.
 #include <map>
+#include <set>
 
 #include "base/name.h"
 #include "ops/attr.h"
@@ -139,40 +140,62 @@ class Backward {
     auto& x = *g->in[0];
     return prim::rebuilt(x, x.in, g->axes);
   }
-  // Concatenates the cotangents of separate parts of an axis (unbind, split) and zeros between
-  // them, rather than summing arrays of the full size.
-  static NodePtr assemble(NodeRef g) {
-    std::vector<std::pair<SliceAttr, NodePtr>> parts;
+  // The terms of a sum of cotangents.
+  struct Terms {
+    std::vector<std::pair<SliceAttr, NodePtr>> parts;  // neighboring positions of one axis
+    NodePtr full;                                      // the sum of the others
+  };
+  static Terms terms_of(NodeRef g) {
+    Terms out;
     Nodes todo{g};
     while (!todo.empty()) {
       auto n = todo.back();
       todo.pop_back();
+      const auto is_part = [&] {
+        return places_neighbors(*n) &&
+               (out.parts.empty() || out.parts[0].first.axis == SliceAttr::of(*n).axis);
+      };
       if (prim::combines(*n, Monoid::sum) && n->axes == g->axes)
-        todo.insert(todo.end(), n->in.begin(), n->in.end());
-      else if (places_neighbors(*n) && n->axes == g->axes)
-        parts.push_back({SliceAttr::of(*n), n->in[0]});
+        todo.insert(todo.end(), n->in.rbegin(), n->in.rend());
+      else if (is_part() && n->axes == g->axes)
+        out.parts.push_back({SliceAttr::of(*n), n->in[0]});
       else
-        return g;
+        out.full = out.full ? prim::add(out.full, n) : n;
     }
-    if (parts.size() < 2) return g;
-    std::sort(parts.begin(), parts.end(),
-              [](auto& a, auto& b) { return a.first.start < b.first.start; });
-    const Axis full = *find(*g, parts[0].first.axis);
-    std::int64_t end = 0;
+    return out;
+  }
+  // Sums cotangents of parts of an axis (unbind, split, shifted slices) part by part: it
+  // concatenates the sums, rather than summing arrays of the full size. For example, the cotangent
+  // of x in x[1:] - x[:-1] is the concatenation of -g[0], g[:-1] - g[1:] and g[-1].
+  static NodePtr assemble(NodeRef g) {
+    constexpr std::size_t most_sums = 5;  // sums of several terms: they are steps of their own
+    const auto terms = terms_of(g);
+    if (terms.parts.size() + (terms.full ? 1 : 0) < 2 || terms.parts.empty()) return g;
+    const Axis axis = *find(*g, terms.parts[0].first.axis);
+    std::set<std::int64_t> bounds{0, axis.size};
+    for (auto& [part, x] : terms.parts) bounds.insert({part.start, part.start + part.size});
     Nodes pieces;
-    auto add = [&](NodeRef x, std::int64_t size) {
-      if (size > 0)
-        pieces.push_back(prim::fit(x, replaced(g->axes, full.name, {full.resize(size)})));
-      end += size;
-    };
-    const auto zero = prim::number(0, g->dtype);
-    for (auto& [part, x] : parts) {
-      if (part.axis != full.name || part.start < end) return g;
-      add(zero, part.start - end);
-      add(x, part.size);
+    std::size_t sums = 0;
+    for (auto start = bounds.begin(), end = std::next(start); end != bounds.end(); ++start, ++end) {
+      const Axes axes = replaced(g->axes, axis.name, {axis.resize(*end - *start)});
+      NodePtr sum;
+      std::size_t count = 0;
+      const auto add = [&](NodeRef x) {
+        sum = sum ? prim::add(sum, x) : x;
+        ++count;
+      };
+      if (terms.full) add(part_of(terms.full, axis.name, *start, *end - *start));
+      for (auto& [part, x] : terms.parts)
+        if (part.start <= *start && *end <= part.start + part.size)
+          add(prim::fit(part_of(x, axis.name, *start - part.start, *end - *start), axes));
+      if (count > 1) ++sums;
+      pieces.push_back(prim::fit(sum ? sum : prim::number(0, g->dtype), axes));
     }
-    add(zero, full.size - end);
-    return prim::concat(pieces, full);
+    return sums > most_sums ? g : prim::concat(pieces, axis);
+  }
+  // Returns `size` positions of an axis, or x if it lacks the axis.
+  static NodePtr part_of(NodeRef x, Name axis, std::int64_t start, std::int64_t size) {
+    return find(*x, axis) ? prim::slice(x, axis, start, size) : x;
   }
   // Returns true for a place of neighboring positions that do not depend on an array.
   static bool places_neighbors(const Node& n) {

@@ -606,3 +606,42 @@ TEST_CASE("the gradient of separate parts of an axis is one concatenation") {
   auto counts = array({0, 1, 1, 2, 2, 1, 1, 0, 0}, Row).astype(DType::f64);
   CHECK(difference(grad(twice)(x), (all * counts).eval(), 0) == "");
 }
+
+// Compares with the gradient of the same function where each slice is a contraction with a matrix.
+TEST_CASE("the gradient of overlapping parts of an axis is the sum of each part") {
+  const Axis Row("row", 9);
+  const auto x = values({Batch, Row}), w = values({Batch, Row}, 1, 2);
+  using Part = std::function<NamedArray(const NamedArray&, std::int64_t, std::int64_t)>;
+  const Part sliced = [](auto& y, auto start, auto size) { return slice(y, "row", start, size); };
+  const Part contracted = [&](auto& y, auto start, auto size) {
+    const Axis to("to", size);
+    const auto rows = broadcast_axis(arange(Row), to);
+    const auto matrix = (rows == arange(to) + start).astype(DType::f64);
+    return dot(y, matrix, "row").rename({{"to", "row"}});
+  };
+  const std::vector<std::function<NamedArray(const NamedArray&, const Part&)>> functions = {
+      [](auto& y, auto& part) { return sum(square(part(y, 1, 8) - part(y, 0, 8))); },
+      [](auto& y, auto& part) { return sum(square(part(y, 2, 3))) + sum(sin(y)); },
+      [](auto& y, auto& part) { return sum(square(sum(part(y, 2, 5), "row"))) + sum(y); },
+      [&](auto& y, auto& part) { return sum(square(part(y, 0, 4) * part(y, 3, 4))) + sum(y * w); },
+      [](auto& y, auto& part) { return sum(square(part(y, 8, 1))) + sum(part(y, 0, 9) * y); },
+      [&](auto& y, auto& part) {  // more parts than are summed one by one
+        auto total = sum(w);
+        for (int k = 0; k < 7; ++k) total = total + sum(square(part(y, k, 3)));
+        return total;
+      },
+      [](auto& y, auto& part) {  // parts of two axes
+        return sum(square(part(y, 1, 8) - part(y, 0, 8))) + sum(square(y[{"batch", 1}]));
+      },
+  };
+  for (auto& f : functions) {
+    const auto got = grad([&](const NamedArray& y) { return f(y, sliced); })(x);
+    const auto expected = grad([&](const NamedArray& y) { return f(y, contracted); })(x);
+    CHECK(difference(got, expected, 1e-12) == "");
+  }
+  auto f = jit([&](const NamedArray& y) {
+    return grad([&](const NamedArray& v) { return functions[0](v, sliced); })(y);
+  });
+  f(x);
+  CHECK(f.report().program.find("place") == std::string::npos);
+}
