@@ -35,6 +35,8 @@ using program::Code;
 
 #include "transpose.inc"
 
+#include "strided.inc"
+
 #include "move.inc"
 
 #include "running.inc"
