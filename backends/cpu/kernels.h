@@ -298,6 +298,7 @@ struct Kernels {
   void (*gather_words)(std::uint32_t* out, const std::uint32_t* table, const IdRun&,
                        std::uint32_t absent, std::int64_t n);
   Reduction (*reduce)(program::Code, LaneType lane, DType result);
+  Reduction (*reduce_bytes)(program::Code);  // reduce_max or reduce_min of bools in memory
   // c (m, n) += a (m, k) b (k, n) for dtypes and sizes that oneDNN does not handle. All operands
   // are dense; rows of b and c are multiples of 64 bytes; n is at most 64.
   void (*multiply)(LaneType lane, void* c, const void* a, const void* b, std::int64_t m,

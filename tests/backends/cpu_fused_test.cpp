@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "backends/cpu/assemble/assemble.h"
-#include "backends/cpu/fused/packed_bools.h"
 #include "backends/cpu/loops/loop_nest.h"
 #include "haliax/haliax.h"
 #include "support/programs.h"
@@ -665,42 +664,6 @@ TEST_CASE("cpu: a softmax of bf16 over rows of any length may overwrite its oper
     compare(c);
     same_bits(c);
   }
-}
-
-TEST_CASE("cpu: functions of bools run on words of four bools, and any other byte is true") {
-  for (const std::int64_t columns : {4, 7, 64, 100})
-    for (const bool broadcasts : {false, true}) {
-      Case c(static_cast<unsigned>(columns));
-      const Dims dims = {6, columns};
-      View x = c.view(false, DType::boolean, dims, Case::dense);
-      View y = c.view(false, DType::boolean, broadcasts ? Dims{columns} : dims, Case::dense);
-      if (broadcasts) y.strides = {0, 1};
-      View out = c.view(true, DType::boolean, dims, Case::dense);
-      for (View* v : {&x, &y, &out}) v->offset -= v->offset % 4;
-      for (auto& argument : c.arguments)
-        for (auto& byte : argument) byte = std::byte(c.random.coin() ? c.random.below(256) : 0);
-      auto& f = c.add(Kind::fused).fused;
-      f.dims = dims;
-      f.outer = 2;
-      f.code = {load(x), load(y)};
-      auto add = [&](const Instr& instr) {
-        f.code.push_back(instr);
-        return int(f.code.size()) - 1;
-      };
-      const DType d = DType::boolean;
-      int value = add(op(Code::bit_and, d, {0, 1}));
-      for (Code code : {Code::bit_or, Code::bit_xor, Code::equal, Code::max, Code::not_equal}) {
-        value = add(op(Code::logical_not, d, {value}));
-        value = add(op(code, d, {value, value % 2}));
-      }
-      const int other = add(op(Code::min, d, {0, add(op(Code::bit_not, d, {1}))}));
-      value = add(op(Code::select, d, {value, 1, other}));
-      f.code.push_back(store(out, value));
-      const auto words = cpu::packed_bools(f);
-      CHECK(words.has_value() == (columns % 4 == 0));
-      INFO("columns ", columns);
-      compare(c);
-    }
 }
 
 // The sum of exp over a row, minus the row's maximum.

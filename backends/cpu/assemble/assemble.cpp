@@ -237,7 +237,8 @@ void mark_stored(FusedPlan& plan) {
       value(op.out).stored = stored_as(plan.accesses[std::size_t(op.access)].dtype);
   });
   each_op([&](const Op& op) {
-    if (op.kind != Op::assembled)
+    const bool reads_bytes = op.kind == Op::reduce && op.stored == Stored::boolean;
+    if (op.kind != Op::assembled && !reads_bytes)
       for (int v : op.in)
         if (v >= 0) value(v).stored = Stored::word;
   });
@@ -265,11 +266,13 @@ bool assemble_as_stored(const FusedPlan& plan, AssembledOps& ops) {
 }
 // Lets all ops read and write words.
 void store_words(FusedPlan& plan) {
-  for (auto& value : plan.values) value.stored = Stored::word;
-  for (auto& ops : plan.assembled)
+  for (auto& ops : plan.assembled) {
+    for (auto& in : ops.in) plan.values[std::size_t(in.value)].stored = Stored::word;
     for (auto& out : ops.out) out.stored = Stored::word;
+  }
   for (Tape& tape : plan.inner)
-    for (Op& op : tape) op.stored = Stored::word;
+    for (Op& op : tape)
+      if (op.kind == Op::store) op.stored = Stored::word;
 }
 
 }  // namespace

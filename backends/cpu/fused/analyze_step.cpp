@@ -199,6 +199,36 @@ void classify_reduction(const AnalyzedStep& step, const Instr& in, InstrFacts& f
   plan.reduction_level.push_back(facts.level - 1);
 }
 
+bool reduces_bools(const Instr& in) {
+  return in.dtype == DType::boolean && (in.code == Code::reduce_max || in.code == Code::reduce_min);
+}
+// Marks loads of bools that are only reduced, and their reductions. The elements of a tile are
+// bytes then, not words.
+void mark_bytes(AnalyzedStep& step, FusedPlan& plan) {
+  constexpr std::int64_t fewest_columns = 64;  // shorter rows are reduced faster in words
+  if (!plan.inner_major && plan.inner_box < fewest_columns) return;
+  for (int i = 0; i < step.count(); ++i) {
+    InstrFacts& load = step.info(i);
+    const Instr& in = step.instr(i);
+    if (!load.needed || in.code != Code::load || !load.inner || !plan.is_full(load.extent) ||
+        in.view.dtype != DType::boolean || in.dtype != DType::boolean)
+      continue;
+    std::vector<int> readers;
+    for (int k = i + 1; k < step.count(); ++k)
+      if (const auto args = program::operands(step.instr(k));
+          step.info(k).needed && std::find(args.begin(), args.end(), i) != args.end())
+        readers.push_back(k);
+    load.as_bytes = std::all_of(readers.begin(), readers.end(),
+                                [&](int k) { return reduces_bools(step.instr(k)); });
+    for (int k : readers) {
+      if (!load.as_bytes) break;
+      step.info(k).as_bytes = true;
+      plan.reductions[std::size_t(step.info(k).reduction)] =
+          kernels().reduce_bytes(step.instr(k).code);
+    }
+  }
+}
+
 }  // namespace
 
 AnalyzedStep analyze(const Fused& fused) {
@@ -264,6 +294,7 @@ void classify(AnalyzedStep& step, FusedPlan& plan) {
     if (is_reduction(in.code)) classify_reduction(step, in, facts, plan);
     plan.levels = std::max(plan.levels, facts.level + 1);
   }
+  mark_bytes(step, plan);
 }
 
 }  // namespace haliax::cpu

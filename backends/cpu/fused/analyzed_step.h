@@ -23,6 +23,7 @@ struct InstrFacts {
   bool fixed = false;     // same for all tiles
   bool inner = false;     // computed in the inner tapes
   bool position = false;  // an iota that identifies an element of a row
+  bool as_bytes = false;  // a load of bools that are only reduced, as bytes; such a reduction
   Extent extent = Extent::one;
   int level = 0;
   int access = -1, value = -1, reduction = -1;  // indices into the lists of FusedPlan

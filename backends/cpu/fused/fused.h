@@ -101,7 +101,8 @@ struct Op {
   FetchingKernel fetching = nullptr;  // map: used instead of `kernel`
   LoadRows load_rows = nullptr;
   StoreRows store_rows = nullptr;
-  Stored stored = Stored::word;  // store: the elements of the value; otherwise those of memory
+  // store: the elements of the value, otherwise those of memory; reduce: those of the tile
+  Stored stored = Stored::word;
   // load: the value may alias rows of memory with gaps between them, because only assembled ops
   // read it
   bool may_have_gaps = false;
@@ -167,9 +168,10 @@ struct Register {
   enum Home : std::uint8_t { none, pool, outer, inner };
   Home home = none;
   LaneType lane = LaneType::f32;
-  Extent extent = Extent::one;   // number of values
-  std::int64_t offset = 0;       // in bytes, in the pool or the workspace
-  Stored stored = Stored::word;  // otherwise a load, which only assembled ops read
+  Extent extent = Extent::one;  // number of values
+  std::int64_t offset = 0;      // in bytes, in the pool or the workspace
+  // bf16 or bools: a load that is only read by assembled ops, or by reductions of bytes
+  Stored stored = Stored::word;
 };
 
 struct FusedPlan {

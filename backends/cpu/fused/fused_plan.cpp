@@ -69,6 +69,7 @@ class InstrEmitter {
     op.extent = Extent::full;
     op.in[0] = value;
     op.reduction = step_.info(i).reduction;
+    if (step_.info(i).as_bytes) op.stored = Stored::boolean;
     if (is_element_op(in)) select_element(op, in.args[1], in.dim, 1);
     tapes_.inner_tape().push_back(op);
   }
@@ -139,6 +140,7 @@ class InstrEmitter {
     op.access = facts.access;
     op.outer_access = !facts.varies;
     facts.value = op.out;
+    if (facts.as_bytes) plan_.values[std::size_t(op.out)].stored = Stored::boolean;
     if (is_iota) return tapes_.wrap(tape, facts.value, facts.extent, in.dtype);
     op.load_rows = kernels().load_rows(in.view.dtype);
     access.direct = !is_widened(in.view.dtype) && !facts.fixed;
@@ -386,8 +388,9 @@ void mark_only_reduced(FusedPlan& plan) {
     }
   if (loads.size() != 1 || read_otherwise[static_cast<std::size_t>(loads[0]->out)]) return;
   Access& access = plan.accesses[static_cast<std::size_t>(loads[0]->access)];
-  access.only_reduced =
-      access.direct && !loads[0]->outer_access && loads[0]->extent == Extent::full;
+  const bool in_place =
+      access.direct || plan.values[std::size_t(loads[0]->out)].stored != Stored::word;
+  access.only_reduced = in_place && !loads[0]->outer_access && loads[0]->extent == Extent::full;
 }
 
 // Lets assembled ops read and write rows of memory with gaps between them, if no other op reads

@@ -82,6 +82,7 @@ const Kernels& table() {
       .gather_values = gather_values,
       .gather_words = words_or_none,
       .reduce = find_reduction,
+      .reduce_bytes = find_reduction_of_bytes,
       .multiply = multiply_lane,
       .f32_to_f64 = widen,
       .f64_to_f32 = narrow,
