@@ -13,6 +13,7 @@ namespace haliax::cpu {
 namespace {
 
 constexpr std::int64_t kVector = 16;  // words of a vector
+constexpr std::int64_t kLines = 64;   // lines that are transposed together
 
 // Moves a dim of a gather to the end.
 void move_last(program::Gather& g, std::size_t dim) {
@@ -66,6 +67,8 @@ class GatherStep final : public CompiledStep {
                 lines_.line_size() >= kShortPiece && lines_.has_dense_positions();
     non_temporal_ = lines_.run_size() * bytes_ >= fewest_bytes_of_run &&
                     lines_.rows() * lines_.run_points() * bytes_ >= fewest_non_temporal_bytes;
+    has_words_ = bytes_ == 4 && kernels().gather_words && lines_.run_points() == 1 &&
+                 lines_.has_small_ids() && (lines_.line_size() >= kVector || !lines_.joins_lines());
   }
   void run(Frame& frame) override {
     ids_.set(frame);
@@ -87,6 +90,10 @@ class GatherStep final : public CompiledStep {
                                           reinterpret_cast<T*>(out), absent, block * each, end);
                             });
       }
+      if constexpr (sizeof(T) == 4)
+        if (has_words_ && lines_.line_stride() != 1)
+          return gather_columns(reinterpret_cast<const T*>(table), reinterpret_cast<T*>(out),
+                                absent);
       parallel_for(
           (lines_.rows() + per_block - 1) / per_block, threads(), [&](std::int64_t block, int) {
             gather_rows(reinterpret_cast<const T*>(table), reinterpret_cast<T*>(out), absent,
@@ -149,14 +156,11 @@ class GatherStep final : public CompiledStep {
   void gather_rows(const T* table, T* out, T absent, std::int64_t first, std::int64_t last) const {
     const std::int64_t step = lines_.line_stride();
     if constexpr (sizeof(T) == 4)
-      if (kernels().gather_words && lines_.run_points() == 1 && lines_.has_small_ids() &&
-          (lines_.line_size() >= kVector || !lines_.joins_lines())) {
-        if (step != 1) return gather_columns(table, out, absent, first, last);
+      if (has_words_)
         return lines_.each_run_of_ids(
             first, last, [&](auto here, auto there, const IdRun& ids, auto n) {
               kernels().gather_words(out + here, table + there, ids, absent, n);
             });
-      }
     if (lines_.run_points() == 1)
       return lines_.each(first, last, [&](auto here, auto there, const auto* offsets, auto n) {
         gather_line(table + there, out + here, absent, offsets, n, step);
@@ -192,25 +196,39 @@ class GatherStep final : public CompiledStep {
       return static_cast<void>(std::memcpy(to, from, std::size_t(n) * sizeof(T)));
     for (std::int64_t i = 0; i < n; i += line) std::memcpy(to + i, from + i, 64);
   }
-  // Gathers lines whose elements are far apart in the result: several neighboring lines one after
-  // another, which are then transposed.
-  void gather_columns(const std::uint32_t* table, std::uint32_t* out, std::uint32_t absent,
-                      std::int64_t first, std::int64_t last) const {
+  // Gathers lines whose elements are far apart in the result: parts of several neighboring lines
+  // one after another, which are then transposed.
+  void gather_columns(const std::uint32_t* table, std::uint32_t* out, std::uint32_t absent) const {
+    const std::int64_t size = lines_.line_size(), segment = PickedLines::segment,
+                       segments = (size + segment - 1) / segment,
+                       blocks = (lines_.lines() + kLines - 1) / kLines;
+    parallel_for(segments * blocks, threads(), [&](std::int64_t k, int) {
+      const std::int64_t first = k / blocks * segment, line = k % blocks * kLines;
+      const auto part = lines_.part_of_lines(first, std::min(first + segment, size));
+      gather_columns_of(part, table, out, absent, line, std::min(lines_.lines(), line + kLines));
+    });
+  }
+  void gather_columns_of(const PartOfDim& part, const std::uint32_t* table, std::uint32_t* out,
+                         std::uint32_t absent, std::int64_t first, std::int64_t last) const {
     auto* const lines = reinterpret_cast<std::uint32_t*>(workspace());
     std::int64_t start = 0, count = 0, size = 0;
     auto store = [&] {
       kernels().copy_rows(4, out + start, {lines_.line_stride(), 1}, lines, {1, size}, size, count);
       count = 0;
     };
-    lines_.each_run_of_ids(first, last, [&](auto here, auto there, const IdRun& ids, auto n) {
-      const bool extends = count < kVector && here == start + count && n == size;
-      if (count > 0 && !extends) store();
-      if (count == 0) {
-        start = here;
-        size = n;
-      }
-      kernels().gather_words(lines + count++ * size, table + there, ids, absent, n);
-    });
+    const std::int64_t positions = part.last - part.first;
+    lines_.each_run_of_ids(
+        first * positions, last * positions,
+        [&](auto here, auto there, const IdRun& ids, auto n) {
+          const bool extends = here == start + count && n == size;
+          if (count > 0 && !extends) store();
+          if (count == 0) {
+            start = here;
+            size = n;
+          }
+          kernels().gather_words(lines + count++ * size, table + there, ids, absent, n);
+        },
+        part);
     if (count > 0) store();
   }
   template <class T>
@@ -226,6 +244,7 @@ class GatherStep final : public CompiledStep {
   PickedLines lines_;
   int bytes_;
   bool may_copy_ = false;      // long pieces of a line may be copied, if the ids have any
+  bool has_words_ = false;     // the kernel for words reads the lines
   bool non_temporal_ = false;  // long runs of a result that exceeds the caches
   std::byte absent_[8] = {};
 };

@@ -155,6 +155,11 @@ class PickedLines {
     return best;
   }
 
+  // Returns the positions [first, last) of all lines.
+  PartOfDim part_of_lines(std::int64_t first, std::int64_t last) const {
+    return {sizes_.size() - 1, first, last};
+  }
+
   // Calls f(here, there, offsets, n) for segments that cover the rows [first, last), in order. The
   // element at position j of a segment has the offsets here + j * line_stride() and
   // there + offsets[j]. With a part, the rows are those of the part of the dim.
@@ -182,10 +187,15 @@ class PickedLines {
            (sizes_.back() == 1 || ids_.stride(0, dim_.back()) == 1);
   }
   // Calls f(here, there, ids, n) for the segments of lines, if has_small_ids().
-  template <class F> void each_run_of_ids(std::int64_t first, std::int64_t last, const F& f) const {
-    each_segment(first, last, 1, [&](auto here, auto there, const auto* id_at, Segment now) {
-      f(here, there, ids_.run(0, id_at[0], dim_.back()), now.n);
-    });
+  template <class F>
+  void each_run_of_ids(std::int64_t first, std::int64_t last, const F& f,
+                       PartOfDim part = {}) const {
+    each_segment(
+        first, last, 1,
+        [&](auto here, auto there, const auto* id_at, Segment now) {
+          f(here, there, ids_.run(0, id_at[0], dim_.back()), now.n);
+        },
+        part);
   }
   // Calls f(here, there) for the lines [first, last).
   template <class F> void each_line(std::int64_t first, std::int64_t last, const F& f) const {
