@@ -273,11 +273,7 @@ class TapeEmitter {
       if (step_.info(i).needed && is_store(step_.instr(i).code) && !step_.is_inner_store(i))
         instrs_.emit_store(i, outer_tape, plan_.outer_box == 1 ? Extent::one : Extent::outer,
                            plan_.outer_stores);
-    // A register that aliases memory must be copied before it is stored elsewhere, because another
-    // store may overwrite that memory first.
-    for (const Instr& in : step_.fused.code)
-      if (is_store(in.code) && step_.instr(in.args[0]).code == Code::load)
-        plan_.accesses[static_cast<std::size_t>(step_.info(in.args[0]).access)].direct = false;
+    copy_stored_loads();
   }
 
  private:
@@ -364,6 +360,21 @@ class TapeEmitter {
       if (is_store(step_.instr(i).code) && step_.instr(i).inner)
         plan_.filled.push_back(step_.info(i).access);
     return step_.masked->zero;
+  }
+
+  // A register that aliases memory must be copied before it is stored elsewhere, because another
+  // store may overwrite that memory first. The stored instruction may be a cast that changes no
+  // bits, which has the register of the load.
+  void copy_stored_loads() {
+    std::vector<bool> is_stored(plan_.values.size(), false);
+    for (int i = 0; i < step_.count(); ++i)
+      if (step_.info(i).needed && is_store(step_.instr(i).code))
+        is_stored[std::size_t(step_.info(step_.instr(i).args[0]).value)] = true;
+    for (int i = 0; i < step_.count(); ++i) {
+      const InstrFacts& facts = step_.info(i);
+      if (facts.needed && step_.instr(i).code == Code::load && is_stored[std::size_t(facts.value)])
+        plan_.accesses[std::size_t(facts.access)].direct = false;
+    }
   }
 
   AnalyzedStep& step_;
