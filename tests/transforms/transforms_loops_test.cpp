@@ -546,3 +546,18 @@ TEST_CASE("a contraction of scanned inputs with a weight runs once, before the l
   CHECK(in_body(fold(large, Time)(zeros({}, DType::f64), p.xs)) == 1);
   CHECK(in_body(fold(cell, Time, {.checkpoint = "carries"})(p.init, p.xs)) == 1);
 }
+
+// The gradient of each part is placed in zeros, in memory that all iterations share.
+TEST_CASE("scan: a carry may be read at several positions that depend on the iteration") {
+  const Axis Row("row", 3), Column("column", 3), Step("step", 3);
+  const auto x = values({Row, Column});
+  const auto f = [&](const NamedArray& x) {
+    const auto step = [&](const NamedArray& a, const NamedArray& k) {
+      const auto element = a[{{"row", k}, {"column", k}}], column = a[{"column", k}];
+      return std::pair(a * 0.5, sum(column) + element);
+    };
+    return sum(scan(step, "step")(x, arange(Step)).second);
+  };
+  const auto expected = jit(grad(f), {.backend = "reference"})(x);
+  CHECK(difference(jit(grad(f))(x), expected, 1e-12) == "");
+}

@@ -2,10 +2,12 @@
 // as long as they are read.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "base/verify_error.h"
 #include "compile/memory/memory.h"
+#include "program/fused.h"
 #include "program/stripes.h"
 #include "program/views.h"
 
@@ -25,6 +27,7 @@ struct SharedCheck {
     int at, slot;
     const Step* step;
     const View* view;
+    bool fills_slot;
   };
   // An enclosing loop: its variable, the step before the loop, the step before the iteration.
   struct LoopAround {
@@ -67,11 +70,35 @@ struct SharedCheck {
     for (auto& w : writes[memory(slot)])
       for (auto& l : around) {
         bool before = w.slot != slot && w.at > l.begin && w.at <= l.iteration_start,
-             per_iteration = before && varies_with(*w.view, l.variable);
+             per_iteration = before && varies_with(*w.view, l.variable) &&
+                             !is_filled(w.slot, l.iteration_start);
         if (per_iteration && !elsewhere(w, s, &v, l.variable))
           bad(s, fmt::format("slot {} overwrites values of other iterations in slot {}", slot,
                              w.slot));
       }
+  }
+  // Returns true if a step after `begin` wrote the full slot, so that earlier values are dead.
+  bool is_filled(int slot, int begin) const {
+    const auto& all = writes[memory(slot)];
+    return std::any_of(all.begin(), all.end(),
+                       [&](auto& w) { return w.slot == slot && w.at > begin && w.fills_slot; });
+  }
+  // Returns true for a dense fused store of all elements of a slot.
+  bool fills_slot(const Step& s, const View& v) const {
+    if (s.kind != Kind::fused || v.offset != 0 || !v.terms.empty()) return false;
+    const auto& code = s.fused.code;
+    const auto store = std::find_if(code.begin(), code.end(), [&](auto& in) {
+      return &in.view == &v && in.code == program::Code::store;
+    });
+    if (store == code.end()) return false;
+    const auto strides = program::access_strides(s.fused, *store);
+    std::int64_t points = 1;
+    for (std::size_t d = strides.size(); d-- > 0;) {
+      if (s.fused.dims[d] == 1) continue;
+      if (strides[d] != points) return false;
+      points *= s.fused.dims[d];
+    }
+    return points * bytes_of(v.dtype) == p.slots[std::size_t(v.slot)].bytes;
   }
   static bool varies_with(const View& v, int variable) {
     return std::any_of(v.terms.begin(), v.terms.end(), [&](auto& t) { return t.loop == variable; });
@@ -96,7 +123,8 @@ struct SharedCheck {
             if (!writes_it) return read(s, slot, v);
             write(s, slot, *v);
             wrote[std::size_t(slot)] = now;
-            if (!stays(s)) writes[memory(slot)].push_back({now, slot, &s, v});
+            if (!stays(s))
+              writes[memory(slot)].push_back({now, slot, &s, v, v && fills_slot(s, *v)});
           });
       if (s.kind == Kind::conditional) steps(s.body);
       if (s.kind != Kind::loop) continue;
