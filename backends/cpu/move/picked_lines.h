@@ -147,11 +147,15 @@ class PickedLines {
   std::int64_t run_stride(int side) const { return run_.stride[side][run_.count - 1]; }
   std::int64_t line_stride() const { return here_.back(); }  // stride of the dense side
   // Returns all positions of the largest dim along which `there` moves, so that its
-  // positions have no element in common. last = 0: there is none.
+  // positions have no element in common. last = 0: there is none. Parts of a line are short, so a
+  // dim before it is preferred.
   PartOfDim disjoint() const {
+    constexpr std::int64_t enough = 16;  // positions, for all threads
+    const std::size_t line = sizes_.size() - 1;
     PartOfDim best;
-    for (std::size_t d = 0; d < sizes_.size(); ++d)
-      if (there_[d] != 0 && sizes_[d] > best.last) best = {d, 0, sizes_[d]};
+    for (std::size_t d = 0; d <= line; ++d)
+      if (there_[d] != 0 && sizes_[d] > best.last && (d < line || best.last < enough))
+        best = {d, 0, sizes_[d]};
     return best;
   }
 
