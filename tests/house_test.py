@@ -115,7 +115,7 @@ class House(unittest.TestCase):
         # Sets the flag, reports it, or caches graphs by it.
         allowed = ("src/graph/node.cpp", "src/transforms/vjp.cpp", "src/transforms/scores.cpp",
                    "src/runtime/eval_cache.cpp", "src/compile/sharding/report/",
-                   "src/compile/analysis/modules.cpp", "src/compile/memory/purpose.cpp",
+                   "src/compile/analysis/modules.cpp", "src/compile/analysis/purpose.cpp",
                    "src/compile/chunk/search.cpp")
         rewrites = {at.partition(":")[0] for at, text in lines("src")
                     if reads.search(text) and not at.startswith(allowed)}

@@ -49,7 +49,7 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
               const Layouts& layouts, const IterationParts& iteration_parts) {
   Lowered out{std::make_shared<program::Program>(), captured_by(all_computed(roots), inputs)};
   auto& p = *out.program;
-  Purposes purposes(roots, inputs);
+  analysis::Purposes purposes(roots, inputs);
   const auto modules = analysis::modules_of(roots);
   Lowering l(p, options, purposes, modules, layouts, iteration_parts);
   if (options.row_alignment > 1) l.align(multiplied(roots));

@@ -52,7 +52,7 @@ Place Lowering::fresh_for(const NodePtr& n) {
   auto& axes = order == layouts_.end() ? n->axes : order->second;
   auto p = fresh(axes, n->dtype, purposes_.of(*n));
   auto& slot = p_.slots.back();
-  slot.gathered = Purposes::gathered(*n);
+  slot.gathered = analysis::Purposes::gathered(*n);
   if (aligned_.count(n.get()) && axes.size() > 1 && slot.bytes >= kLarge) {
     const std::int64_t size = bytes_of(n->dtype), row = axes.back().size * size;
     if (auto over = row % options_.row_alignment; over > 0 && options_.row_alignment % size == 0) {

@@ -9,16 +9,16 @@
 #include "compile/lower/fuse.h"
 #include "compile/lower/layout.h"
 #include "compile/lower/lower.h"
-#include "compile/memory/purpose.h"
+#include "compile/analysis/purpose.h"
 #include "graph/emit.h"
 
 namespace haliax {
 
 class Lowering final : public Emit {
  public:
-  Lowering(program::Program& program, const LowerOptions& options, const Purposes& purposes,
-           const analysis::Modules& modules, const Layouts& layouts,
-           const IterationParts& iteration_parts)
+  Lowering(program::Program& program, const LowerOptions& options,
+           const analysis::Purposes& purposes, const analysis::Modules& modules,
+           const Layouts& layouts, const IterationParts& iteration_parts)
       : p_(program), options_(options), purposes_(purposes), modules_(modules), layouts_(layouts),
         iteration_parts_(iteration_parts), steps_(&program.steps) {}
 
@@ -111,7 +111,7 @@ class Lowering final : public Emit {
   program::Program& p_;
   const LowerOptions options_;
   std::unordered_set<const Node*> aligned_;  // see `align`
-  const Purposes& purposes_;
+  const analysis::Purposes& purposes_;
   const analysis::Modules& modules_;  // for reports
   const Layouts& layouts_;
   const IterationParts& iteration_parts_;

@@ -12,12 +12,12 @@
 namespace haliax::partitioning {
 namespace {
 
-Purposes purposes_of(const GlobalGraph& graph) {
+analysis::Purposes purposes_of(const GlobalGraph& graph) {
   Nodes roots, inputs;
   for (int r : graph.roots) roots.push_back(graph.ptr(r));
   for (auto& n : graph.values)
     if (n.node->op == &prim::kInput) inputs.push_back(n.node);
-  return Purposes(roots, inputs);
+  return analysis::Purposes(roots, inputs);
 }
 // Returns the source of x: looks through views, casts and loop results.
 const Node* source_of(const Node* x) {

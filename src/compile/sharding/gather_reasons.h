@@ -2,7 +2,7 @@
 //
 // Out     one reason per gather: the first one that applies. The plan does not change.
 #pragma once
-#include "compile/memory/purpose.h"
+#include "compile/analysis/purpose.h"
 #include "compile/sharding/global_graph.h"
 #include "compile/sharding/plan.h"
 #include "compile/sharding/report/planned_collectives.h"
@@ -13,7 +13,7 @@ class GatherReasons {
  public:
   GatherReasons(const Plan&, const GlobalGraph&);
   GatherReason reason(const Version& gather) const;
-  const Purposes purposes;
+  const analysis::Purposes purposes;
 
  private:
   const Node& node(int n) const { return graph_.node(n); }

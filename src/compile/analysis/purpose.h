@@ -5,7 +5,7 @@
 
 #include "graph/loop.h"
 
-namespace haliax {
+namespace haliax::analysis {
 
 // The purpose follows from the use of a value in the graph, not from its name:
 //
@@ -41,4 +41,4 @@ class Purposes {
   NameSets parameter_axes_;  // sorted
 };
 
-}  // namespace haliax
+}  // namespace haliax::analysis

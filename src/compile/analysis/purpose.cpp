@@ -1,5 +1,5 @@
 // Determines the purpose of each array from its use in the graph.
-#include "compile/memory/purpose.h"
+#include "compile/analysis/purpose.h"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 
-namespace haliax {
+namespace haliax::analysis {
 namespace {
 
 std::vector<const NameData*> names(const Axes& axes) {
@@ -106,4 +106,4 @@ const char* Purposes::of_argument(const Node& n) const {
   return is_parameter(n) ? "parameters" : optimizer_.count(&n) ? "optimizer" : "inputs";
 }
 
-}  // namespace haliax
+}  // namespace haliax::analysis
