@@ -28,6 +28,9 @@ std::vector<std::int64_t> row_major(const Axes& axes) {
   }
   return s;
 }
+// Returns true for a contraction with an array that rotates around a ring. Other collectives only
+// communicate.
+bool is_ring(const CollectiveSpec& spec) { return spec.ranks > 0; }
 
 }  // namespace
 
@@ -230,12 +233,12 @@ void Lowering::lower_unit(const Unit& u) {
 void Lowering::lower_node(const NodePtr& n) {
   if (n->op == &kLoop) return lower_loop(n);
   if (n->op == &kCollective)
-    return collective_spec_of(*n).ranks > 0 ? lower_ring(n) : lower_collective(n);
+    return is_ring(collective_spec_of(*n)) ? lower_ring(n) : lower_collective(n);
   auto* add = n->op->kind == Kind::contract || n->op->accumulates ? accumulation(n) : nullptr;
   result_ = add ? add->place : target_place(n);
   if (n->op->kind == Kind::contract) {
     auto &a = n->in[0], &b = n->in[1];
-    if (n->in.size() > 2)
+    if (n->op == &kMaskedMatmul)
       lower_masked_matmul(*n, add != nullptr);
     else
       push_contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes},

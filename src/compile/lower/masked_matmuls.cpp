@@ -103,7 +103,7 @@ class BlockSkipping {
   }
   void rewrite(Rewrite& to) const {
     for (auto& n : nodes_)
-      if (n->op->kind == Kind::contract && n->in.size() == 2 &&
+      if (n->op->kind == Kind::contract && n->op != &kMaskedMatmul &&
           (in_iteration_ || is_large_enough(*n)))
         if (auto created = masked(*n)) to[n.get()] = created;
   }
