@@ -8,6 +8,7 @@
 #include "haliax/fmt.h"
 #include "haliax/nn.h"
 #include "ops/named.h"
+#include "transforms/chunked.h"
 
 namespace haliax::nn {
 namespace {
@@ -116,7 +117,7 @@ std::int64_t LiveTokensFirst::large_chunk(const LossProblem& p, const LossArrays
   bool tokens_only = o.walked.all() || o.walked.items().size() == rows_.size();
   if (rows_.empty() || requested || !tokens_only || bytes_of(a.weight.dtype()) < 4) return 0;
   auto bytes = [](const NamedArray& v) { return v.size() * bytes_of(v.dtype()); };
-  auto budget = std::max(ChunkOptions::default_memory, bytes(a.x) + bytes(a.weight));
+  auto budget = default_budget(bytes(a.x) + bytes(a.weight));
   auto logits = p.Vocab.size * axis_size(without_axes(p.tokens, rows_)) * bytes_of(p.dtype);
   // gathered rows and their gradients
   auto most = budget / (logits + 2 * bytes(a.x) / tiled_axis_.size);

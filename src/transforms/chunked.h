@@ -1,6 +1,7 @@
 // Tracing of chunked_reduce: f on the full arrays, between two kinds of region boundaries. Inputs
 // `enter` the region, results `leave` it, and a cotangent enters where a value leaves.
 #pragma once
+#include <algorithm>
 #include <functional>
 
 #include "haliax/chunked.h"
@@ -28,6 +29,11 @@ struct ChunkKey {
   static ChunkKey of(const Attr&);
   bool same_call(const ChunkKey&) const;
 };
+// Returns the budget, in bytes, of a call that requests none. input_bytes: the arrays that the
+// region reads.
+inline std::int64_t default_budget(std::int64_t input_bytes) {
+  return std::max(ChunkOptions::default_memory, input_bytes);
+}
 
 // Returns the name of the tiled axis in each node between these boundaries, since f may rename the
 // axis. `all`: nodes with inputs first. A reduction over the axis is not among them: nodes that

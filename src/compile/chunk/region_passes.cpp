@@ -12,6 +12,12 @@
 #include "ops/prim.h"
 
 namespace haliax {
+namespace {
+
+// A result is small if it has at most this fraction of the bytes of the largest intermediate.
+constexpr std::int64_t kSmallResult = 8;  // 1 / 8
+
+}  // namespace
 
 RegionPasses::RegionPasses(std::shared_ptr<const RegionMembers> members)
     : members_(std::move(members)) {
@@ -183,7 +189,7 @@ RegionPasses::NodesByPass RegionPasses::stacked() const {
                 kind == Kind::result;
     bool stateful = members_->carries_state(is_loop_result(*n) ? *n->in[0] : *n);
     auto& list = out[pass];
-    if (n->op == &kLoop || (!stateful && (!small || !work || n->bytes() * 8 > most))) {
+    if (n->op == &kLoop || (!stateful && (!small || !work || n->bytes() * kSmallResult > most))) {
       read_by(n, at);
     } else if (!holds(list, n)) {
       list.push_back(n);

@@ -24,8 +24,20 @@ constexpr std::int64_t kMostFewQueries = 32, kLeastFewQueries = 8;
 constexpr std::int64_t kRequestedKeyTiles = 3;  // tiles of keys, if the call requests tiles of keys
 // rows of a tile of (rows, columns): all, then these, halved; a fit with few rows ends the search
 constexpr std::int64_t kMostTileRows = 4096, kEnoughTileRows = 256;
+// positions of the first tile that the search for the largest tile tries
+constexpr std::int64_t kFirstTile = 64;
 // The search for the largest tile ends if the next one would be larger by less than this factor.
 constexpr double kMinGrowth = 1.06;
+constexpr int kFewerTiles = 3;  // smaller tiles that are tried, each half of the one before
+// Tile sizes are multiples of `unit`, for tiles of at least `from` positions. The first entry that
+// applies is used. Matmul kernels compute a divisor of 48 columns at once.
+struct SizeUnit {
+  std::int64_t from, unit;  // positions
+};
+constexpr SizeUnit kSizeUnits[] = {{512, 96}, {96, 48}, {64, 16}, {16, 8}, {0, 1}};
+// Tiles of equal sizes are preferred if their size is a multiple of kEqualUnit positions, and if
+// their count exceeds the smallest count by at most 1 / kMoreTiles of it.
+constexpr std::int64_t kEqualUnit = 8, kMoreTiles = 5;
 // largest block of keys and values that a device receives from another device, in bytes
 constexpr std::int64_t kMaxRingBlockBytes = 4 << 20;
 
@@ -73,11 +85,12 @@ std::int64_t position_count(const std::vector<ChunkKey>& axes) {
 // multiples of block sizes that suit the machine, if the tiles cannot be equal.
 std::int64_t round_size(std::int64_t c, std::int64_t size) {
   if (c >= size) return size;
-  // 48 and 96 are multiples of the columns that matmul kernels compute at once
-  std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
+  const auto unit = std::find_if(std::begin(kSizeUnits), std::end(kSizeUnits), [&](auto& u) {
+                      return c >= u.from;
+                    })->unit;
   auto iterations = (size + c - 1) / c;
-  for (auto t = iterations; t <= iterations + iterations / 5; ++t)
-    if (size % t == 0 && size / t % 8 == 0) return size / t;  // no smaller last tile
+  for (auto t = iterations; t <= iterations + iterations / kMoreTiles; ++t)
+    if (size % t == 0 && size / t % kEqualUnit == 0) return size / t;  // no smaller last tile
   auto even = ((size + iterations - 1) / iterations + unit - 1) / unit * unit;
   return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
 }
@@ -215,8 +228,7 @@ class TileSearch {
     if (!call.chunks.empty() && !call.scores) return;
     isolated_ = isolated(roots, level, regions_, call.scores);
     axes_.emplace(call, isolated_.roots);
-    budget_ = call.memory > 0 ? call.memory
-                              : std::max(ChunkOptions::default_memory, isolated_.input_bytes);
+    budget_ = call.memory > 0 ? call.memory : default_budget(isolated_.input_bytes);
     auto form = ChunkForm(call.form);
     if (ring && call.scores && call.blocks > 1) ring_keys_ = axes_->longest_keys(call.blocks);
     sort_axes(!ring_keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
@@ -359,7 +371,7 @@ class TileSearch {
   std::optional<Trial> largest_fit(std::int64_t size, const Plan& plan_of) const {
     std::optional<Trial> best;
     SizeBounds bounds{.high = size + 1};
-    for (std::int64_t c = std::min<std::int64_t>(size, 64);;) {
+    for (std::int64_t c = std::min(size, kFirstTile);;) {
       auto t = try_plan(plan_of(c));
       bounds.add(c, t.bytes, budget_);
       if (t.bytes <= budget_) best = std::move(t);
@@ -370,7 +382,7 @@ class TileSearch {
     }
     // fewer positions may be faster, since their data fits in a faster cache
     auto fewer = bounds.low;
-    for (int halves = 0; halves < 3 && fewer > 1; ++halves) {
+    for (int halves = 0; halves < kFewerTiles && fewer > 1; ++halves) {
       fewer = round_size(fewer / 2, size);
       auto t = try_plan(plan_of(fewer));
       if (t.bytes <= budget_ && t.cost < best->cost) best = std::move(t);

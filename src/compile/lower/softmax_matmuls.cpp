@@ -18,6 +18,9 @@
 namespace haliax {
 namespace {
 
+// most ops between the softmax and the matmul, such as factors and the gradient at the label
+constexpr int kMaxFactoredOps = 3;
+
 // A value that equals e * factor.
 struct Factored {
   NodePtr e, factor;
@@ -74,7 +77,7 @@ class Factoring {
  private:
   std::optional<Factored> factored(const NodePtr& x, int depth = 0) const {
     auto* op = x->op;
-    if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
+    if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > kMaxFactoredOps) return {};
     auto has_all_axes = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };
     auto factored_operand = [&](const NodePtr& part) -> std::optional<Factored> {
       if (users_.at(part.get()) > 1 || !has_all_axes(part)) return {};

@@ -12,6 +12,10 @@
 namespace haliax::partitioning {
 namespace {
 
+// A partial sum of at most this many times the bytes counts as equally large: sizes of shards are
+// rounded.
+constexpr double kEqualBytes = 1.001;
+
 // Returns true if `a` is the better axis to shard into this number of blocks: its largest block is
 // a smaller fraction of the axis, or the fractions are equal and `a` is longer. For example, given
 // 4 blocks, size 8 (2/8 per device) is better than size 6 (2/6).
@@ -115,7 +119,7 @@ PartialThrough OpShardings::partial_through(int n, std::size_t k, int x, Monoid 
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && sharding_of(operand(n, j)).is_partial(x))
         bytes_before += bytes(operand(n, j), sharding_of(operand(n, j)));
-  const double limit = bytes_before * 1.001;  // with a margin for rounding
+  const double limit = bytes_before * kEqualBytes;
   if (bytes(n, rules::result_sharding(me, work)) <= limit) return PartialThrough::yes;
   // `place` writes the operand into an array of zeros, so only the result is larger.
   bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::jointly_partial(me);
