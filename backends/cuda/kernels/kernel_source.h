@@ -50,6 +50,8 @@ struct NestContext {
   std::set<int> loops = {};          // loop variables that the kernel iterates over
   std::map<int, Place> places = {};  // slots in shared memory or in a parallel slot
 };
+// multiprocessors of the GPU for which the work of a step is divided (H100, H200)
+inline constexpr int kMultiprocessors = 132;
 inline constexpr int kNestThreads = 256;  // threads per block of a nest
 
 // bytes of shared memory per block that every supported GPU has

@@ -172,9 +172,9 @@ Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups,
   return w.launch(32 * groups * parts, true);
 }
 Launch scatter(const Scatter& s, NestContext* nest) {
-  // The number of warps that occupies a GPU; each additional warp reads all ids, too. A part has at
-  // least 32 ids.
-  constexpr std::int64_t most_warps = 132 * 24;
+  // The number of warps that occupies a GPU, 24 per multiprocessor; each additional warp reads all
+  // ids, too. A part has at least 32 ids.
+  constexpr std::int64_t most_warps = kMultiprocessors * 24;
   const auto p = parted(s);
   const auto groups = (points(p.disjoint) + 31) / 32;
   const auto parts =

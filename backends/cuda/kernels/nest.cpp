@@ -21,7 +21,7 @@ constexpr std::int64_t kKibi = 1 << 10;
 constexpr std::int64_t kStageBytes = 20 * kKibi;
 // bytes per parallel slot; larger iterations run as separate kernels
 constexpr std::int64_t kMaxNestSlotBytes = 8 << 20;
-constexpr int kBlocks = 132;  // blocks that run concurrently, one per multiprocessor
+constexpr int kBlocks = kMultiprocessors;  // blocks that run concurrently
 
 bool is_for_kernel(Kind k) {
   switch (k) {

@@ -204,7 +204,8 @@ std::optional<RowSplit> row_split_of(const FusedFacts& f) {
   const std::int64_t threads = columns ? f.rows / plan.chunk_size : f.rows * plan.group,
                      least = columns ? 32 : 16 * plan.group,
                      // 2 or 4 blocks of 256 threads per multiprocessor
-      requested = (columns ? 2 : 4) * 132 * 256, unit = columns ? 4 : plan.group * plan.chunk_size;
+      requested = (columns ? 2 : 4) * kMultiprocessors * 256,
+                     unit = columns ? 4 : plan.group * plan.chunk_size;
   if (threads >= kManyThreads) return {};
   const auto length = std::max((f.inner * threads + requested - 1) / requested, least);
   RowSplit p{0, (length + unit - 1) / unit * unit};
