@@ -7,7 +7,6 @@ identifiers. To find those of a file and their replacements, use --list.
 import argparse
 import bisect
 import collections
-import fnmatch
 import functools
 import pathlib
 import re
@@ -201,14 +200,9 @@ def files(paths=()):
                 yield path, name
 
 
-REBUILT = re.compile("|".join(fnmatch.translate(pattern) for pattern in TABLE["paths"]["rebuilt"]))
-
-
 @functools.cache
 def group_of(name, kind):
     top = name.split("/")[0]
-    if REBUILT.match(name):
-        return "rebuilt"
     if kind == "message" and top in ("include", "src", "backends"):
         return "messages"
     return GROUPS.get(top, "docs")

@@ -21,7 +21,7 @@ class TileSchedule {
   bool run() {
     for (auto& n : nodes_) find_accesses(n);
     for (auto& n : nodes_)
-      if (!reads_same_again(n)) return false;
+      if (!reads_unchanged_values(n)) return false;
     std::vector<bool> done(nodes_.size());
     auto is_ready = [&](std::size_t k, const std::vector<bool>& done) {
       for (std::size_t j = 0; j < k; ++j)
@@ -128,7 +128,7 @@ class TileSchedule {
            meet(n.reads, later.writes);
   }
   // Returns true if all instructions read the same values at this node as at their own steps.
-  bool reads_same_again(const TileNode& n) const {
+  bool reads_unchanged_values(const TileNode& n) const {
     if (n.step || n.flags >= 0) return true;
     const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value
                       : n.fold >= 0  ? n.fold
