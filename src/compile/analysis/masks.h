@@ -3,9 +3,12 @@
 // false: masks.h finds them, ranges.h computes where they may be true, and masked_values.h
 // computes other values where they are false.
 //
-// An analysis changes no node. It may create nodes that compute its result at run time, such as a
-// flag per block. Analyses may recognize ops. The passes use rules along axes instead, except for
-// two that rewrite formulas (tests/house_test.py).
+// In      nodes of a graph, before or after it is divided among devices.
+// Out     facts about them: masks, values where a mask is false, ranges, softmax, modules,
+//         purposes.
+// Always  an analysis changes no node. It may create nodes that compute its result at run time,
+//         such as a flag per block. Analyses may recognize ops. The passes use rules along axes
+//         instead, except for two that rewrite formulas (tests/house_test.py).
 #pragma once
 #include <optional>
 
