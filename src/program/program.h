@@ -408,14 +408,14 @@ struct Machine {
   double cache = 8 << 20;  // bytes; data of each iteration that fits stays cached
   // bytes in the caches of the cores that a step leaves for the next step
   double core_cache = 2 << 20;
-  // largest memory of one iteration in a parallel slot, in bytes; 0: no parallel slots
+  // largest memory of one iteration in a parallel slot, in bytes; 0: no slots, no masked matmuls
   double max_parallel_slot_bytes = 0;
   // true: an iteration tiles the keys of attention scores itself, so that the keys need no loop of
   // their own
   bool tiles_score_rows = false;
   double relative_cost_16bit = 1. / 3;  // cost of a bf16 or f16 multiplication
-  // block sizes, in positions, at which f32 and bf16 matmuls skip masked blocks
-  // (Contract::BlockMask); 0: masks are ignored
+  // block sizes, in positions, at which kernels of f32 and bf16 matmuls skip masked blocks
+  // (Contract::BlockMask); 0: kernels skip none, but a loop over scores may run a matmul per block
   int mask_block = 0, mask_block_bf16 = 0;
   int mask_block_vector = 0;  // the same for matmuls of a vector and a matrix, f32 or bf16
   double step_cost = 0;       // fixed cost of each step
