@@ -88,9 +88,11 @@ class House(unittest.TestCase):
 
     def test_passes_use_rules_and_never_compare_ops(self):
         # Allowed: structural ops (leaves, loops, region boundaries, casts, axis changes), and the
-        # op that a pass writes for `lower`. Analyses recognize ops, and two passes rewrite formulas.
+        # op that a pass writes for `lower`. Analyses recognize ops, and two passes rewrite
+        # formulas.
         graph = ("Loop|Result|Collective|CustomVjp|Enter|Leave|Between|Barrier|ShardingConstraint|"
-                 "Tracer|Input|Data|Number|Iota|Index|Carry|Cast|Stop|Fit|Place|MaskedMatmul")
+                 "Tracer|Input|Data|Number|Iota|Index|Carry|Cast|Stop|Fit|Place|"
+                 "MaskedMatmul")
         named = re.compile(rf"&(prim::)?k(?!({graph})\b)[A-Z]\w+|op->name ==")
         # Allowed functions that recognize ops: numbers and top-k.
         formulas = {"is_number", "is_top_k", "picks_top_k", "picks_in_order",
