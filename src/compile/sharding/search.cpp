@@ -9,6 +9,9 @@
 namespace haliax::partitioning {
 namespace {
 
+// most elements that the devices compute, relative to the default plan
+constexpr double kMostPoints = 1.01;
+
 std::string op_signature(const Node& n, OpChoice choice) {
   auto text = std::string(n.op->name) + to_string(n.axes);
   // All addends of a sum stay partial together, otherwise nothing is saved.
@@ -31,7 +34,7 @@ Plan best_plan(GlobalGraph& graph, Planner& planner, bool strict) {
   Choices choices;
   const int given = int(graph.values.size());
   auto [best, op_alternatives, stack_alternatives] = planner.run(choices, true);
-  auto most_points = best.points * 1.01;
+  auto most_points = best.points * kMostPoints;
   auto accept = [&, &best = best](const Choices& c) {
     Plan p = planner.run(c, false).plan;
     if (p.points > most_points || !is_cheaper(p, graph, best, graph, strict)) return false;
