@@ -135,7 +135,7 @@ void compute(Claim& claim) {
     throw;
   } catch (const Error&) {
     if (began || roots.size() == claim.to_compute.size()) throw;
-    // An array that nobody requested may be the cause: it exceeds the memory, or a budget of its
+    // An array that was not requested may be the cause: it exceeds the memory, or a budget of its
     // own. Its error is raised when it is read.
     roots = claim.to_compute;
     created = results_of(roots, graph_key_of(roots), began);
