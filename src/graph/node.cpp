@@ -316,12 +316,6 @@ std::uint64_t fresh_domain() {
 }
 Context& context() { return per_thread<Context>(); }
 
-// Returns true for a node that a trace put in place of an array.
-static bool is_placeholder(const Node& n) {
-  std::string_view op = n.op->name;
-  return op == "tracer" || op == "input";
-}
-
 // Returns true for a location in the sources of the library, which are compiled with this prefix
 // (src/meson.build).
 static bool is_library_source(const SourceLocation& at) {
@@ -333,9 +327,9 @@ static bool is_library_source(const SourceLocation& at) {
 // was found in a field. Returns "" if there is none.
 static std::string_view path_of_weight(const Node* n) {
   auto path_of = [](const Node& at) {
-    return is_placeholder(at) ? at.origin.module : at.field.path();
+    return at.op->placeholder ? at.origin.module : at.field.path();
   };
-  while (!path_of(*n) && !is_placeholder(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
+  while (!path_of(*n) && !n->op->placeholder && !n->in.empty() && n->in[0]) n = n->in[0].get();
   return path_of(*n).text();
 }
 

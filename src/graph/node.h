@@ -134,6 +134,7 @@ struct Op {
   std::optional<BlockScan> (*block_scan)(NodeRef, const Nodes& picked) = nullptr;
   // Leaf, view: recomputed where it is read. Map: free to recompute on a mesh.
   bool cheap = false;
+  bool placeholder = false;  // stands for an array while a function is traced
 };
 // Returns the rule of an operand, or of the result (kResultSide). By default, elementwise ops map;
 // reductions and contractions reduce the axes that the result lacks; a view or a step needs every

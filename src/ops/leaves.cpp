@@ -7,7 +7,7 @@
 
 namespace haliax::prim {
 
-const Op kInput{.name = "input", .kind = Kind::leaf};
+const Op kInput{.name = "input", .kind = Kind::leaf, .placeholder = true};
 const Op kNumber{.name = "number", .kind = Kind::leaf, .cheap = true};
 const Op kIota{.name = "iota",
                .kind = Kind::leaf,

@@ -13,10 +13,11 @@ const Op kShardingConstraint{
       auto& c = sharding_constraint_of(*o);
       return Nodes{c.of_gradient ? sharding_constraint(g, c.of_gradient, c.by, c.mapping) : g};
     }};
-const Op kTracer{
-    .name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](NodeRef, NodeRef g) {
-      return Nodes{g};
-    }};
+const Op kTracer{.name = "tracer",
+                 .kind = Kind::wrap,
+                 .linear = Linear::moves,
+                 .grad = [](NodeRef, NodeRef g) { return Nodes{g}; },
+                 .placeholder = true};
 
 // A cotangent enters the region where a value leaves it.
 const Op kEnter{
