@@ -421,8 +421,8 @@ struct ReduceOptions {
 /// or more terms sum to `i64` or `u64`. Other dtypes stay.
 /// @throws haliax::Error if the mask is not bool, or has an axis that `x` lacks
 ///
-/// Sums of `f32`, `bf16` and `f16` accumulate in wider dtypes and round once. The sum over an empty
-/// axis is 0.
+/// Sums of `f32`, `bf16` and `f16` add groups of terms in `f32` and the groups in `f64`, and round
+/// once. The sum over an empty axis is 0.
 ///
 ///     sum(x, "embed");                   // (batch, embed) -> (batch)
 ///     sum(x, {"batch", Embed});          // (batch, embed) -> (), checks the size of embed

@@ -123,6 +123,13 @@ TEST_CASE("named axes: indexing, updates and methods") {
   CHECK(x.sum("embed").integers() == sum(x, "embed").integers());
 }
 
+TEST_CASE("named axes: with a shared axis, the axes that take adds come first") {
+  const Axis B("b", 2), T("t", 3), E("e", 4), Sel("sel", 5);
+  auto x = zeros({B, T, E}), ids = zeros({B, Sel}, DType::i32);
+  CHECK(take(x, "t", ids).axes() == Axes{Sel, B, E});
+  CHECK(x[{"t", ids}].axes() == Axes{B, Sel, E});
+}
+
 TEST_CASE("named axes: attention names both position axes") {
   Axis Pos{"position", 4}, Head{"head_size", 8};
   auto q = random::normal(random::key(0), {Pos, Head});
