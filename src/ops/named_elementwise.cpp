@@ -160,19 +160,21 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
   CallSite here(at);
   auto& axes = spec.axes();
   check_unique("arange", axes);
-  auto is_integral = [](double v) { return v == std::trunc(v) && std::abs(v) < 9e15; };
+  // The range of i64, approximately.
+  auto in_range = [](double v) { return std::abs(v) < 9e18; };
+  auto is_integral = [&](double v) { return in_range(v) && v == std::trunc(v); };
   bool fraction = !is_integral(options.start) || !is_integral(options.step);
   const auto size = axis_size(axes);
   double last = options.start + options.step * double(std::max<std::int64_t>(0, size - 1));
-  auto fit = [&](DType d) {  // both ends are representable
-    return std::abs(last) < 9e18 && holds(d, std::int64_t(options.start)) &&
+  auto fit = [&](DType d) {  // both ends are representable; a cast rounds them toward 0
+    return in_range(options.start) && in_range(last) && holds(d, std::int64_t(options.start)) &&
            holds(d, std::int64_t(last));
   };
   auto dtype = options.dtype.value_or(fraction          ? DType::f32
                                       : fit(DType::i32) ? DType::i32
                                                         : DType::i64);
-  if (!fraction && size > 0 && !is_float(dtype) && dtype != DType::boolean && !fit(dtype))
-    fail("arange", fmt::format("{:.0f} to {:.0f} do not fit in {}", options.start, last, dtype));
+  if (size > 0 && !is_float(dtype) && dtype != DType::boolean && !fit(dtype))
+    fail("arange", fmt::format("{} to {} do not fit in {}", options.start, last, dtype));
   bool narrow = bytes_of(dtype) <= 4 && fit(DType::i32);
   // dtype to count in
   auto inner = !fraction ? (narrow ? DType::i32 : DType::i64) : wide_of(dtype);

@@ -341,6 +341,28 @@ TEST_CASE("spaced values and special functions") {
   CHECK(arange(N, 0.5).doubles() == Values{0.5, 1.5, 2.5, 3.5});
 }
 
+TEST_CASE("arange: a dtype that cannot hold both ends raises, and large integers are i64") {
+  const Axis Q("q", 2);
+  auto message = [&](ArangeOptions options) {
+    return message_of([&] { return arange(Q, options); });
+  };
+  CHECK(has(message({.start = 1e30, .dtype = DType::i32}),
+            "[arange] 1e+30 to 1e+30 do not fit in i32"));
+  CHECK(has(message({.start = 1e30, .dtype = DType::i64}), "do not fit in i64"));
+  CHECK(has(message({.start = 0.5, .step = 300, .dtype = DType::u8}),
+            "[arange] 0.5 to 300.5 do not fit in u8"));
+  CHECK(has(message({.start = -1.5, .dtype = DType::u8}), "-1.5 to -0.5 do not fit in u8"));
+  CHECK(has(message({.start = NAN, .dtype = DType::i32}), "nan to nan do not fit in i32"));
+  CHECK(arange(Q, {.start = 0.5, .step = 200, .dtype = DType::u8}).integers() ==
+        std::vector<std::int64_t>{0, 200});
+  auto large = arange(Q, {.start = 1e16});
+  CHECK(large.dtype() == DType::i64);
+  CHECK(large.integers() ==
+        std::vector<std::int64_t>{10'000'000'000'000'000, 10'000'000'000'000'001});
+  CHECK(arange(Q, {.start = 1e30}).dtype() == DType::f32);
+  CHECK(arange(Axis("q", 0), {.start = 1e30, .dtype = DType::i32}).dtype() == DType::i32);
+}
+
 TEST_CASE("contractions of a vector of arrays, with checked output axes") {
   auto x = table(), y = arange(Axes{B, {"c", 2}}, {.dtype = DType::f32}), z = ones(B);
   CHECK(same(dot(std::vector<NamedArray>{x, y, z}, "b"), dot({x, y, z}, "b")));
