@@ -2,6 +2,7 @@
 #include "base/name.h"
 
 #include <algorithm>
+#include <cctype>
 #include <deque>
 #include <mutex>
 #include <unordered_map>
@@ -25,6 +26,11 @@ Table& table() {
 const bool name_forks =
     at_fork({kForkNames, [] { table().lock.lock(); }, [] { table().lock.unlock(); }});
 
+bool equal_without_case(std::string_view a, std::string_view b) {
+  auto lower = [](unsigned char c) { return std::tolower(c); };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [&](char x, char y) { return lower(x) == lower(y); });
+}
 // Returns the edit distance. A swap of two neighboring letters counts as one edit.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   // rows of the distance table: prefixes of a by prefixes of b
@@ -69,10 +75,11 @@ Name fresh_hidden(Name shown, SourceLocation by) {
 
 std::string did_you_mean(std::string_view requested, const std::vector<std::string>& candidates) {
   std::string near;
+  // A larger distance is no typing error, and a name of one letter is at distance 1 of all others.
   std::size_t least =
-      std::max<std::size_t>(1, requested.size() / 3) + 1;  // a larger distance is no typing error
+      std::min(std::max<std::size_t>(1, requested.size() / 3) + 1, requested.size());
   for (auto& c : candidates)
-    if (auto d = edit_distance(requested, c); d < least) {
+    if (auto d = equal_without_case(requested, c) ? 0 : edit_distance(requested, c); d < least) {
       least = d;
       near = c;
     }

@@ -137,6 +137,9 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
     wrt.push_back(x[k].node());
     if (!tangents[k].empty() && !same_axes(tangents[k], x[k]))
       fail("jvp", "a tangent is {}, but its array is {}", tangents[k].axes(), x[k].axes());
+    if (!tangents[k].empty() && !is_float(tangents[k].dtype()))
+      fail("jvp", "a tangent is {}, but its array is {}; cast it with astype", tangents[k].dtype(),
+           x[k].dtype());
     ts.push_back(prim::fit(or_zeros(tangents[k].node(), wrt.back()), wrt.back()->axes));
   }
   auto g = vjp(y, us, wrt);

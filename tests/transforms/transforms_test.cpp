@@ -141,6 +141,8 @@ TEST_CASE("jvp: values and derivatives along a tangent") {
   CHECK(difference(e.first, t * x, 1e-14) == "");
   CHECK(e.second.empty());
   CHECK_THROWS_WITH_AS(jvp(f, x, values({Out})), doctest::Contains("a tangent is (out=2)"), Error);
+  CHECK_THROWS_WITH_AS(jvp(f, x, t.astype(DType::i32)),
+                       doctest::Contains("[jvp] a tangent is i32, but its array is f64"), Error);
   // Forward over backward: a Hessian-vector product.
   auto s = [](const NamedArray& v) { return sum(v * v * v); };
   CHECK(difference(jvp(grad(s), x, t).second, 6 * x * t, 1e-13) == "");
