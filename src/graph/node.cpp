@@ -149,10 +149,13 @@ static std::vector<const Node*> free_in(const Nodes& in) {
   return out;
 }
 
+void check_elements(const char* op, const Axes& axes) {
+  if (axis_size(axes) > most_elements)
+    fail(op, "the result would have more than 2^60 elements: " + to_string(axes));
+}
 NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   auto& c = context();
-  if (axis_size(axes) > most_elements)
-    fail(op.name, "the result would have more than 2^60 elements: " + to_string(axes));
+  check_elements(op.name, axes);
   std::uint64_t hash = mix(hash_of(op, in, axes, dtype, attr), c.domain);
   if (hash == 0) hash = 1;  // 0: not in the table
   auto& table = Cons::part(hash);

@@ -251,6 +251,8 @@ class Node : public std::enable_shared_from_this<Node> {
 NodePtr make(const Op&, Nodes in, Axes, DType, Attr = {});
 // limit for an axis and an array, so that byte counts do not overflow
 inline constexpr std::int64_t most_elements = std::int64_t(1) << 60;
+// Raises if an array of these axes would have more elements.
+void check_elements(const char* op, const Axes&);
 // Returns a node that holds a value. It is equal to no other node.
 NodePtr make_data(BufferPtr, Axes, DType);
 // References that nodes drop on detach, and that may be the last ones. To be destroyed outside of a

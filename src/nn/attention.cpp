@@ -11,13 +11,15 @@ namespace haliax::nn {
 namespace {
 
 // Returns {QPos, the axes of the starts, KPos}: the axes of a mask.
-Axes axes_of_mask(const Axis& QPos, const Axis& KPos, std::initializer_list<const Arr*> starts) {
+Axes axes_of_mask(const char* op, const Axis& QPos, const Axis& KPos,
+                  std::initializer_list<const Arr*> starts) {
+  if (QPos.name == KPos.name)
+    fail(op, "queries and keys have the same axis {}; rename one", QPos.name);
   Axes axes{QPos};
   for (auto* start : starts)
     for (auto& a : start->axes()) {
       if (a.name == QPos.name || a.name == KPos.name)
-        fail("causal_mask", "axis {} of a start {} is an axis of positions; rename it", a.name,
-             start->axes());
+        fail(op, "axis {} of a start {} is an axis of positions; rename it", a.name, start->axes());
       if (!has(axes, a.name)) axes.push_back(a);
     }
   axes.push_back(KPos);
@@ -53,12 +55,13 @@ std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
 
 NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start, Arr k_start) {
   LayerScope scope(q_start);
-  return not_before(QPos, KPos, q_start, k_start, axes_of_mask(QPos, KPos, {&q_start, &k_start}));
+  return not_before(QPos, KPos, q_start, k_start,
+                    axes_of_mask("causal_mask", QPos, KPos, {&q_start, &k_start}));
 }
 NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start,
                           Arr k_start) {
   LayerScope scope(prefix_len);
-  const auto axes = axes_of_mask(QPos, KPos, {&q_start, &k_start, &prefix_len});
+  const auto axes = axes_of_mask("prefix_lm_mask", QPos, KPos, {&q_start, &k_start, &prefix_len});
   const auto mask = not_before(QPos, KPos, q_start, k_start, axes);
   if (prefix_len.axes().empty()) return mask | (arange(KPos) < prefix_len);
   return mask | broadcast_to(broadcast_axis(prefix_len, KPos) > arange(KPos), axes);

@@ -165,6 +165,9 @@ NamedArray standardize(Arr x, const AxisSelection& axis, StandardizeOptions o) {
 Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key,
                           EmbeddingOptions options, SourceLocation at) {
   CallSite here(at, CallSite::layer);
+  if (has(Embed, Vocab.name))
+    fail("embedding", "axis {} is both in {} and in {}; rename one", Vocab.name, Axes{Vocab},
+         Embed.axes());
   const auto reparam =
       (options.reparam_cls ? options.reparam_cls : embedding_standard_param)(Vocab, Embed);
   const auto scale = options.init_scale * reparam.init_scale;

@@ -101,7 +101,7 @@ struct Problem : LossProblem {
              *options.ignore_index, t);
     }
     auto number = [](const char* name, double v, bool good, const char* rule) {
-      if (!good) fail(op, "{} is {:f}; it must be {}", name, v, rule);
+      if (!good) fail(op, "{} is {}; it must be {}", name, v, rule);
     };
     number("temperature", options.temperature, options.temperature > 0, "greater than 0");
     number("soft_cap", options.soft_cap, options.soft_cap >= 0, "0 (no cap) or greater");

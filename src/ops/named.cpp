@@ -58,6 +58,10 @@ void check_unique(const char* op, const Axes& axes) {
         fail(op, "axis " + text(axes[i].name) + " occurs twice in " + to_string(visible(axes)) +
                      "; rename one of them");
 }
+void check_new(const char* op, const Axes& axes) {
+  check_unique(op, axes);
+  check_elements(op, axes);
+}
 void check_free(const char* op, Name name, const Axes& taken) {
   if (has(taken, name))
     fail(op, "the array already has an axis " + text(name) + ": " + to_string(visible(taken)));

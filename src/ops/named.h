@@ -33,7 +33,8 @@ inline Axis axis_of(const char* op, NodeRef x, const AxisSelector& s) {
   return axis_of(op, x->axes, s);
 }
 Axes axes_of(const char* op, NodeRef, const AxisSelection&);
-void check_unique(const char* op, const Axes&);                  // raises if a name occurs twice
+void check_unique(const char* op, const Axes&);  // raises if a name occurs twice
+void check_new(const char* op, const Axes&);     // raises also for more elements than an array has
 void check_free(const char* op, Name, const Axes& taken);        // raises if the name is in `taken`
 void check_sizes(const char* op, const Axes& a, const Axes& b);  // raises if one name has two sizes
 // Renames the axis. Raises if the new name exists; an empty name changes nothing.

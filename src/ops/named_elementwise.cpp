@@ -46,7 +46,7 @@ NamedArray is_value(const char* name, const Arr& a, double v) {
 }
 NamedArray filled(const char* name, double v, DType dtype, const Axes& axes, SourceLocation at) {
   CallSite here(at);
-  check_unique(name, axes);
+  check_new(name, axes);
   return NamedArray(prim::filled(v, dtype, axes));
 }
 
@@ -139,7 +139,7 @@ NamedArray ones(const AxisSpec& axes, DType dtype, SourceLocation at) {
 }
 NamedArray full(const AxisSpec& axes, Arr value, std::optional<DType> dtype) {
   CallSite here(value.at());
-  check_unique("full", axes);
+  check_new("full", axes);
   auto v = dtype ? node_of("full", value, *dtype) : node_of("full", value);
   if (auto shown = visible(*v); !shown.empty())
     fail("full", "the value has axes " + to_string(shown) + "; use broadcast_to for arrays");
@@ -159,7 +159,7 @@ NamedArray full_like(Arr a, Arr value, std::optional<DType> dtype) {
 NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at) {
   CallSite here(at);
   auto& axes = spec.axes();
-  check_unique("arange", axes);
+  check_new("arange", axes);
   // The range of i64, approximately.
   auto in_range = [](double v) { return std::abs(v) < 9e18; };
   auto is_integral = [&](double v) { return in_range(v) && v == std::trunc(v); };

@@ -44,6 +44,7 @@ NamedArray broadcasted(const char* op, const Arr& a, const Axes& requested, bool
   check_unique(op, requested);
   check_sizes(op, mine, requested);
   auto all = joined(without(requested, mine), mine), extra = without(mine, requested);
+  check_elements(op, all);
   if (enforce_no_extra && !extra.empty())
     fail(op, fmt::format("{} does not broadcast to {}: it also has {}; sum or index these first",
                          to_string(mine), to_string(requested), to_string(extra)));

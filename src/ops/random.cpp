@@ -88,7 +88,7 @@ struct Draw {
   Draw(const char* op, const Key& k, const Axes& axes, SourceLocation at, DType real = DType::f32)
       : here(at, CallSite::layer) {
     check_key(op, k);
-    check_unique(op, axes);
+    check_new(op, axes);
     check_float(op, real);
   }
 };

@@ -13,6 +13,13 @@
 namespace haliax {
 namespace {
 
+// Returns the mesh as in error messages.
+std::string mesh_of_shards() {
+  std::string out;
+  for (auto& [name, shards] : context().shards)
+    out += fmt::format("{}{}={}", out.empty() ? "" : ", ", name, shards.size);
+  return out;
+}
 // Returns the hidden axes that represent mesh axes.
 Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
   auto& all = context().shards;
@@ -23,7 +30,7 @@ Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
     auto found =
         std::find_if(all.begin(), all.end(), [&](auto& s) { return s.first == m.name.text(); });
     if (found == all.end())
-      fail(op, "mesh axis {} is not in the mesh{}", m.name,
+      fail(op, "mesh axis {} is not in the mesh ({}){}", m.name, mesh_of_shards(),
            did_you_mean(m.name.text(), all, [](auto& s) { return s.first; }));
     if (has(out, found->second.name)) fail(op, "mesh axis {} is named twice", m.name);
     out.push_back(found->second);

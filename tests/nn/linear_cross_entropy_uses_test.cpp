@@ -66,7 +66,7 @@ TEST_CASE("linear cross entropy: invalid input raises with the name of the argum
   refused(ids(), {.bias = zeros(Tokens)}, "the bias has the axes (tokens=12); it needs (vocab=16)");
   refused(ids(), {.temperature = 0}, "temperature is 0");
   refused(ids(), {.soft_cap = -1}, "soft_cap is -1");
-  refused(ids(), {.label_smoothing = 1.5}, "label_smoothing is 1.5");
+  refused(ids(), {.label_smoothing = 1.5}, "label_smoothing is 1.5; it must be");
   refused(ids(), {.outputs = {.top_k = 17}},
           "top_k is 17; it must be from 0 (none) to the size of vocab=16");
   refused(ids(), {.outputs = {.top_k = -1}}, "top_k is -1; it must be from 0 (none)");

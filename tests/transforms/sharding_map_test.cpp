@@ -215,7 +215,7 @@ TEST_CASE("shard_map: invalid calls raise") {
         return shard_map([](const NamedArray& v) { return psum(v, "dta"); },
                          {.mesh = four, .in = by_batch})(x);
       },
-      {"mesh axis dta is not in the mesh", "did you mean data"});
+      {"[psum] mesh axis dta is not in the mesh (data=4); did you mean data?"});
   raises([&] { return psum(x, "data"); }, {"[psum]", "must be called inside shard_map"});
   raises([&] { return axis_index("data"); }, {"[axis_index]", "must be called inside shard_map"});
   raises(
