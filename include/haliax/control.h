@@ -117,7 +117,9 @@ template <class... F> auto switch_(const Arr& which, F... sides) {
 ///                            [](const NamedArray& r) { return (r + 2. / r) * 0.5; },
 ///                            Axis("iteration", 20))(NamedArray(1.));
 template <class P, class F>
-auto while_loop(P condition, F f, const Axis& most, ScanOptions options = {}) {
+auto while_loop(P condition, F f, const Axis& most, ScanOptions options = {},
+                SourceLocation at = SourceLocation::current()) {
+  options = detail::located(std::move(options), at);
   return [condition, f, most, options](const auto& init) {
     using T = std::decay_t<decltype(init)>;
     using State = std::pair<T, NamedArray>;
@@ -129,17 +131,18 @@ auto while_loop(P condition, F f, const Axis& most, ScanOptions options = {}) {
         "of the first one (start "
         "from a NamedArray, not from a number).");
     if constexpr (!std::is_void_v<Next> && keeps) {
-      auto iteration = [&](const State& s) {
-        return cond(
-            Arr(s.second, options.at),
-            [&](const State& now) {
-              T next = f(now.first);
-              NamedArray on = condition(next);
-              return State{std::move(next), on};
-            },
-            [](const State& now) { return now; })(s);
+      auto next_state = [&](const State& now) {
+        T next = f(now.first);
+        NamedArray on = condition(next);
+        return State{std::move(next), on};
       };
-      return fold(iteration, most, options)(State{init, condition(init)}).first;
+      auto same_state = [](const State& now) { return now; };
+      auto iteration = [&](const State& s) {
+        return detail::Chooser<decltype(next_state), decltype(same_state)>{
+            s.second, {next_state, same_state}, "while_loop", options.at}(s);
+      };
+      return detail::fold_of("while_loop", iteration, most, options)(State{init, condition(init)})
+          .first;
     } else {
       return init;
     }

@@ -138,8 +138,8 @@ struct LoadPretrainedOptions {
   /// The prefix that only some files have, such as `"transformer"` for GPT-2: files of a model
   /// without a head have none. It is removed from all names if no tensor has it.
   std::string base_prefix = {};
-  StateNames names = {};  ///< Other names for fields; usually the modules declare them.
-  SourceLocation at = SourceLocation::current();  ///< Location that errors name.
+  StateNames names = {};   ///< Other names for fields; usually the modules declare them.
+  SourceLocation at = {};  ///< Location that errors name. Default: the line of the call.
 };
 namespace detail {
 void load_pretrained(const std::string& folder, const std::vector<StateEntry>&,
@@ -161,7 +161,9 @@ void load_pretrained(const std::string& folder, const std::vector<StateEntry>&,
 /// @throws haliax::Error if a file is missing, truncated, corrupt, or not the one that the index
 ///     describes, or if tensors do not match, as in `from_state_dict`. Nothing is loaded then.
 template <class T>
-T load_pretrained(const std::string& folder, T like, const LoadPretrainedOptions& options = {}) {
+T load_pretrained(const std::string& folder, T like, LoadPretrainedOptions options = {},
+                  SourceLocation at = SourceLocation::current()) {
+  options = detail::located(std::move(options), at);
   detail::load_pretrained(folder, state_entries(like, options.names, true, options.at), options);
   detail::note_fields(walk_of(like, {.paths = true}));
   return like;
@@ -177,7 +179,7 @@ struct SavePretrainedOptions {
   std::optional<DType> dtype = {};  ///< Converts floats to this dtype. Default: as they are.
   std::string prefix = {};          ///< Precedes all names.
   StateNames names = {};            ///< Other names for fields; usually the modules declare them.
-  SourceLocation at = SourceLocation::current();  ///< Location that errors name.
+  SourceLocation at = {};           ///< Location that errors name. Default: the line of the call.
 };
 namespace detail {
 void save_pretrained(const std::string& folder, const std::vector<StateEntry>&, const ModelConfig&,
@@ -197,7 +199,9 @@ void save_pretrained(const std::string& folder, const std::vector<StateEntry>&, 
 /// @throws haliax::Error if two arrays have the same name, or if a file cannot be written
 template <class T>
 void save_pretrained(const std::string& folder, T model, const ModelConfig& config,
-                     const SavePretrainedOptions& options = {}) {
+                     SavePretrainedOptions options = {},
+                     SourceLocation at = SourceLocation::current()) {
+  options = detail::located(std::move(options), at);
   detail::save_pretrained(folder, state_entries(model, options.names, true, options.at), config,
                           options);
 }

@@ -96,7 +96,7 @@ struct JitOptions {
   MachineSpeed speed = {};  ///< Speed of devices and links, for the estimated times of the report.
   bool passes = false;      ///< Adds the passes of the compiler to `JitReport::explain`.
   bool partition = false;   ///< Set by `named_jit`: compiles for the mesh.
-  SourceLocation at = SourceLocation::current();  ///< Location that errors name.
+  SourceLocation at = {};   ///< Location that errors name. Default: the line of the call.
   // Not inline: programs compile faster. Without a constructor, it remains an aggregate.
   ~JitOptions();
 };
@@ -244,7 +244,7 @@ class JitCore {
  public:
   explicit JitCore(JitOptions);
   ~JitCore();
-  static std::shared_ptr<JitCore> create(const JitOptions&);
+  static std::shared_ptr<JitCore> create(const JitOptions&, SourceLocation);
   struct Cached;
   // Held while a thread traces and compiles. Compiled programs may run concurrently.
   class TraceGuard {
@@ -368,8 +368,8 @@ template <class F> class Jitted {
  public:
   using TransformedFunction = F;  ///< The function, for the inspection of its parameters.
   /// Wraps `f`. Nothing is traced before the first call.
-  Jitted(F f, const JitOptions& options)
-      : f_(std::move(f)), core_(detail::JitCore::create(options)) {}
+  Jitted(F f, const JitOptions& options, SourceLocation at = SourceLocation::current())
+      : f_(std::move(f)), core_(detail::JitCore::create(options, at)) {}
   /// Runs the function. Traces and compiles it first if no trace has the signature of `args`.
   ///
   /// Arrays in `args` are inputs; their axes, dtypes and placements belong to the signature. All
@@ -496,8 +496,9 @@ template <class R, class... A> class Jitted<R(A...)> {
 /// @param f        function of trees that returns a tree
 /// @param options  see `JitOptions`; the mesh and the mappings have no effect
 /// @see named_jit, Jitted::compile, debug::print
-template <class F> Jitted<F> jit(F f, const JitOptions& options = {}) {
-  return {std::move(f), options};
+template <class F>
+Jitted<F> jit(F f, const JitOptions& options = {}, SourceLocation at = SourceLocation::current()) {
+  return {std::move(f), options, at};
 }
 /// Returns `f`, compiled for a mesh.
 ///
@@ -517,8 +518,10 @@ template <class F> Jitted<F> jit(F f, const JitOptions& options = {}) {
 /// @throws haliax::Error (from a call) if a mapping names a mesh axis that the mesh lacks, if two
 ///     axes of an array are on one mesh axis, or if the mesh has more devices than there are
 /// @see fsdp, shard_map, use_mesh, axis_mapping, Jitted::plan
-template <class F> Jitted<F> named_jit(F f, const JitOptions& options = {}) {
-  return {std::move(f), detail::partitioned(options)};
+template <class F>
+Jitted<F> named_jit(F f, const JitOptions& options = {},
+                    SourceLocation at = SourceLocation::current()) {
+  return {std::move(f), detail::partitioned(options), at};
 }
 
 /// Returns the report of the last trace of `f` as tables: collectives with their causes, memory by

@@ -154,9 +154,12 @@ JitOptions fsdp_options(Mapping params, Mapping compute, JitOptions);
 /// @param compute  mapping inside `f`
 /// @param options  other options; `in`, `out` and `axis_resources` are overwritten
 /// @see JitOptions::regather
-template <class F> Jitted<F> fsdp(F f, Mapping params, Mapping compute, JitOptions options = {}) {
+template <class F>
+Jitted<F> fsdp(F f, Mapping params, Mapping compute, JitOptions options = {},
+               SourceLocation at = SourceLocation::current()) {
   return named_jit(std::move(f),
-                   detail::fsdp_options(std::move(params), std::move(compute), std::move(options)));
+                   detail::fsdp_options(std::move(params), std::move(compute), std::move(options)),
+                   at);
 }
 
 /// @}
@@ -204,7 +207,9 @@ class ShardMap {
 /// @param options  options, as for `named_jit`
 /// @throws haliax::Error (from a call) if there is no mesh, if the devices do not divide a sharded
 ///     axis evenly, or if a result differs along a mesh axis that does not shard it
-template <class F> auto shard_map(F f, JitOptions options = {}) {
+template <class F>
+auto shard_map(F f, JitOptions options = {}, SourceLocation at = SourceLocation::current()) {
+  options = detail::located(std::move(options), at);
   auto global = detail::transform_of<F>([f = std::move(f), options](const auto&... args) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
       detail::Tracing tracing;

@@ -156,7 +156,7 @@ struct StateOptions {
   StateMismatch* mismatch = nullptr;              ///< If not null: receives all differences.
   std::string prefix = {};  ///< Precedes all names: `"model"` reads `model.wte.weight`.
   bool unflatten = true;    ///< A `Linear` is a matrix in the file, and a norm a vector.
-  SourceLocation at = SourceLocation::current();  ///< Location that errors name.
+  SourceLocation at = {};   ///< Location that errors name. Default: the line of the call.
 };
 /// Options of `to_state_dict`.
 struct ToStateOptions {
@@ -164,7 +164,7 @@ struct ToStateOptions {
   bool flatten = true;      ///< Writes a `Linear` as a matrix, and a norm as a vector.
   /// Selects the arrays to write, by name and value; null: all. `path` has braces for layers.
   bool (*filter)(const std::string& path, const NamedArray& array) = nullptr;
-  SourceLocation at = SourceLocation::current();  ///< Location that errors name.
+  SourceLocation at = {};  ///< Location that errors name. Default: the line of the call.
 };
 
 /// Returns `prefix.leaf`. If either is empty, returns the other.
@@ -326,22 +326,25 @@ std::vector<StateEntry> state_entries(T& model, const StateNames& names = {}, bo
 /// @param options  prefix, filter and layout
 /// @throws haliax::Error if two arrays have the same name
 template <class T>
-TensorFile to_state_dict(T model, const StateNames& names = {},
-                         const ToStateOptions& options = {}) {
+TensorFile to_state_dict(T model, const StateNames& names = {}, ToStateOptions options = {},
+                         SourceLocation at = SourceLocation::current()) {
+  options = detail::located(std::move(options), at);
   return detail::save_state(state_entries(model, names, options.flatten, options.at), options);
 }
 /// Returns `to_state_dict(model, names, options)`, under Haliax's name.
 template <class T>
 TensorFile to_torch_compatible_state_dict(T model, const StateNames& names = {},
-                                          const ToStateOptions& options = {}) {
-  return to_state_dict(std::move(model), names, options);
+                                          ToStateOptions options = {},
+                                          SourceLocation at = SourceLocation::current()) {
+  return to_state_dict(std::move(model), names, std::move(options), at);
 }
 /// Returns `to_state_dict(model, names, options)` without flattening, as Haliax does. Tensors of a
 /// `TensorFile` are in host memory.
 template <class T>
-TensorFile to_numpy_state_dict(T model, const StateNames& names = {}, ToStateOptions options = {}) {
+TensorFile to_numpy_state_dict(T model, const StateNames& names = {}, ToStateOptions options = {},
+                               SourceLocation at = SourceLocation::current()) {
   options.flatten = false;
-  return to_state_dict(std::move(model), names, options);
+  return to_state_dict(std::move(model), names, std::move(options), at);
 }
 /// Returns a model whose `Linear` layers have one input axis `__IN__` and one output axis
 /// `__OUT__`, and whose norms have one axis `__OUT`: the layout that `to_state_dict` writes.
@@ -377,26 +380,29 @@ T unflatten_modules_from_export(T model, T like, SourceLocation at = SourceLocat
 /// @throws haliax::Error if tensors are missing, or have another shape or dtype, and the options do
 ///     not allow it; the error lists the first ten. Nothing is loaded then.
 template <class T, std::same_as<StateNames> N>  // not deduced from braces, which are options
-T from_state_dict(const TensorFile& file, T like, const N& names,
-                  const StateOptions& options = {}) {
+T from_state_dict(const TensorFile& file, T like, const N& names, StateOptions options = {},
+                  SourceLocation at = SourceLocation::current()) {
+  options = detail::located(std::move(options), at);
   detail::load_state(state_entries(like, names, options.unflatten, options.at), file, options);
   detail::note_fields(walk_of(like, {.paths = true}));
   return like;
 }
 template <class T>
-T from_state_dict(const TensorFile& file, T like, const StateOptions& options = {}) {
-  return from_state_dict(file, std::move(like), StateNames(), options);
+T from_state_dict(const TensorFile& file, T like, StateOptions options = {},
+                  SourceLocation at = SourceLocation::current()) {
+  return from_state_dict(file, std::move(like), StateNames(), std::move(options), at);
 }
 /// Returns `from_state_dict(file, like, ...)`, under Haliax's name.
 template <class T, std::same_as<StateNames> N>
 T from_torch_compatible_state_dict(const TensorFile& file, T like, const N& names,
-                                   const StateOptions& options = {}) {
-  return from_state_dict(file, std::move(like), names, options);
+                                   StateOptions options = {},
+                                   SourceLocation at = SourceLocation::current()) {
+  return from_state_dict(file, std::move(like), names, std::move(options), at);
 }
 template <class T>
-T from_torch_compatible_state_dict(const TensorFile& file, T like,
-                                   const StateOptions& options = {}) {
-  return from_state_dict(file, std::move(like), StateNames(), options);
+T from_torch_compatible_state_dict(const TensorFile& file, T like, StateOptions options = {},
+                                   SourceLocation at = SourceLocation::current()) {
+  return from_state_dict(file, std::move(like), StateNames(), std::move(options), at);
 }
 
 }  // namespace haliax

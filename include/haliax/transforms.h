@@ -127,7 +127,7 @@ struct ScanOptions {
   /// The arrays of the arguments that are sliced if they have the axis; default: all. The others
   /// are passed in full. A path starts with the position of the argument, from 0: `1.weight`.
   LeafFilter is_scanned = {};
-  SourceLocation at = SourceLocation::current();  ///< the line that error messages name
+  SourceLocation at = {};  ///< the line that error messages name; default: the line of the call
 };
 
 /// @}
@@ -182,8 +182,9 @@ class MappedAxes {
   std::vector<AxisSelector> axes_;
   SourceLocation at_;
 };
-std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Walk& init,
-                               const Walk& xs, BodyFunction);
+// `op` is the name in error messages.
+std::pair<Leaves, Leaves> scan(const char* op, const AxisSelector&, const ScanOptions&,
+                               const Walk& init, const Walk& xs, BodyFunction);
 Leaves checkpoint(LeafFunction, const Leaves& in, SourceLocation,
                   const std::vector<std::string>& saved = {});
 NamedArray with_checkpoint_name(const NamedArray&, const std::string& name, SourceLocation);
@@ -281,46 +282,6 @@ template <class F> auto vmap_over(F f, MappedAxes axes) {
       return out;
     }
   });
-}
-
-// True if the function of a scan has valid parameters and results; otherwise an assertion fails.
-template <class R, class C> struct is_scan_result : std::false_type {};
-template <class C, class Y> struct is_scan_result<std::pair<C, Y>, C> : std::true_type {};
-template <class F, class C, class... X> constexpr bool check_scan_body() {
-  constexpr bool takes = std::is_invocable_v<const F&, const C&, const X&...>;
-  static_assert(
-      takes,
-      "haliax: the function of a scan must accept the carry, and then a position of each of "
-      "the arrays scanned.");
-  if constexpr (takes) {
-    constexpr bool gives =
-        is_scan_result<std::decay_t<std::invoke_result_t<const F&, const C&, const X&...>>,
-                       C>::value;
-    static_assert(
-        gives,
-        "haliax: the function of a scan must return a std::pair: the next carry, which has the "
-        "type of the first one "
-        "(start from a NamedArray, not from a number), and the stacked results.");
-    return gives;
-  }
-  return false;
-}
-
-template <class F, class C, class... X> constexpr bool check_fold() {
-  constexpr bool takes = std::is_invocable_v<const F&, const C&, const X&...>;
-  static_assert(takes,
-                "haliax: the function of a fold must accept the carry, "
-                "and then a position of each of the arrays.");
-  if constexpr (takes) {
-    constexpr bool keeps = std::is_same_v<std::invoke_result_t<const F&, const C&, const X&...>, C>;
-    static_assert(
-        keeps,
-        "haliax: the function of a fold must return the next carry, which has the type of the "
-        "first one (start from "
-        "a NamedArray, not from a number).");
-    return keeps;
-  }
-  return false;
 }
 
 }  // namespace detail
@@ -494,6 +455,13 @@ auto vmap(F f, std::initializer_list<AxisSelector> axes,
 
 /// @}
 
+/// A tree without leaves.
+struct Nothing {};
+
+}  // namespace haliax
+#include "haliax/detail/loops.h"  // uses ScanOptions and Nothing
+namespace [[gnu::visibility("default")]] haliax {
+
 /// @name Loops
 /// A loop calls its function once for each position of an axis, in order. It is traced once, so
 /// compile time does not depend on the size. Loop-invariant values are computed once.
@@ -520,40 +488,11 @@ auto vmap(F f, std::initializer_list<AxisSelector> axes,
 ///     };
 ///     auto [last, states] = scan(step, "time")(zeros(Embed), xs);   // xs (time, embed)
 /// @see fold, map, associative_scan
-template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options = {}) {
-  return [f, axis, options](const auto& init, const auto&... xs) {
-    using C = std::decay_t<decltype(init)>;
-    using X = std::tuple<std::decay_t<decltype(xs)>...>;
-    if constexpr (detail::check_scan_body<F, C, std::decay_t<decltype(xs)>...>()) {
-      using R = std::decay_t<decltype(f(init, xs...))>;
-      using Y = typename R::second_type;
-      struct Call {
-        const F* f;
-        C carry;
-        X xs;
-        std::optional<Y> y;
-      } call{&f, init, X(xs...), {}};
-      Walk c = walk_of(init, {.paths = true});
-      auto body = [](void* self, const Leaves& carry, const Leaves& in, Leaves& next, Leaves& out) {
-        auto& s = *static_cast<Call*>(self);
-        auto r = detail::spread(
-            [&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); },
-            unflatten(s.xs, in));
-        next = flatten(r.first);
-        out = flatten(r.second);
-        s.y = std::move(r.second);
-      };
-      Walk scanned = walk_of(call.xs, {.paths = !options.is_scanned.all()});
-      auto [last, ys] = detail::scan(axis, options, c, scanned, {&call, body});
-      return std::pair{unflatten(init, last), unflatten(std::move(*call.y), ys)};
-    } else {
-      return std::pair{init, init};
-    }
-  };
+template <class F>
+auto scan(F f, const AxisSelector& axis, ScanOptions options = {},
+          SourceLocation at = SourceLocation::current()) {
+  return detail::scan_of("scan", std::move(f), axis, detail::located(std::move(options), at));
 }
-
-/// A tree without leaves.
-struct Nothing {};
 
 /// Returns a function `(init, xs...)` that runs `f` over an axis with a carry: a `scan` without
 /// stacked results.
@@ -565,17 +504,10 @@ struct Nothing {};
 ///
 ///     auto add = [](const NamedArray& total, const NamedArray& x) { return total + x; };
 ///     auto total = fold(add, "time")(zeros(Embed), xs);   // (time, embed) -> (embed)
-template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options = {}) {
-  return [f, axis, options](const auto& init, const auto&... xs) {
-    auto g = [&f](const auto& carry, const auto&... x) {
-      return std::pair{f(carry, x...), Nothing{}};
-    };
-    if constexpr (detail::check_fold<F, std::decay_t<decltype(init)>,
-                                     std::decay_t<decltype(xs)>...>())
-      return scan(g, axis, options)(init, xs...).first;
-    else
-      return init;
-  };
+template <class F>
+auto fold(F f, const AxisSelector& axis, ScanOptions options = {},
+          SourceLocation at = SourceLocation::current()) {
+  return detail::fold_of("fold", std::move(f), axis, detail::located(std::move(options), at));
 }
 
 /// Returns a function `(xs...)` that calls `f` for each position of an axis, one after the other.
@@ -586,11 +518,14 @@ template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options 
 /// @param f        `f(x...)` -> y
 /// @param axis     axis of the loop
 /// @param options  order, policy for residuals, and unrolling
-template <class F> auto map(F f, const AxisSelector& axis, ScanOptions options = {}) {
+template <class F>
+auto map(F f, const AxisSelector& axis, ScanOptions options = {},
+         SourceLocation at = SourceLocation::current()) {
+  options = detail::located(std::move(options), at);
   return detail::transform_of<F>([f, axis, options](const auto&... xs) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(xs)>...>>) {
       auto g = [&f](const Nothing& n, const auto&... x) { return std::pair{n, f(x...)}; };
-      return scan(g, axis, options)(Nothing{}, xs...).second;
+      return detail::scan_of("map", g, axis, options)(Nothing{}, xs...).second;
     }
   });
 }
@@ -616,11 +551,11 @@ struct AxisHere {
 /// @throws haliax::Error if there is no `init` and the axis has size 0
 template <class F, class C, class... X>
 auto reduce(F f, AxisHere axis, const C& init, const X&... xs) {
-  return fold(f, axis.axis, {.at = axis.at})(init, xs...);
+  return detail::fold_of("reduce", std::move(f), axis.axis, {.at = axis.at})(init, xs...);
 }
 template <class F> NamedArray reduce(F f, AxisHere axis, const NamedArray& xs) {
   auto [first, rest] = detail::first_and_rest(xs, axis.axis, axis.at);
-  return fold(f, axis.axis.name, {.at = axis.at})(first, rest);
+  return detail::fold_of("reduce", std::move(f), axis.axis.name, {.at = axis.at})(first, rest);
 }
 
 /// Computes all running results of an associative function in log2(size) parallel steps.

@@ -36,4 +36,13 @@ class SourceLocation {
   std::uint_least32_t line_ = 0;
 };
 
+namespace detail {
+// Returns options with the location of the call, unless they set another one. A default member
+// initializer would be the line of the struct in `Options o;`.
+template <class Options> Options located(Options options, SourceLocation at) {
+  if (options.at.line() == 0) options.at = at;
+  return options;
+}
+}  // namespace detail
+
 }  // namespace haliax

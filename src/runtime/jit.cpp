@@ -238,8 +238,8 @@ JitCore::JitCore(JitOptions options) : impl_(std::make_shared<Impl>()) {
   impl_->options = std::move(options);
 }
 JitCore::~JitCore() = default;
-std::shared_ptr<JitCore> JitCore::create(const JitOptions& options) {
-  return std::make_shared<JitCore>(options);
+std::shared_ptr<JitCore> JitCore::create(const JitOptions& options, SourceLocation at) {
+  return std::make_shared<JitCore>(located(options, at));
 }
 
 Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) const {

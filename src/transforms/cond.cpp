@@ -44,6 +44,9 @@ void check_sides(const Sides& sides, const std::vector<TracedSide>& traced) {
     for (std::size_t k = 0; k < first.size(); ++k) {
       auto &a = first[k], &b = other[k];
       bool same = a.empty() ? b.empty() : !b.empty() && a.dtype() == b.dtype() && same_axes(a, b);
+      if (!same && sides.word == std::string_view("while_loop"))
+        fail(sides.word, "the state changes from {} to {}; its axes and dtypes must stay the same",
+             text(b), text(a));
       if (!same)
         fail(sides.word,
              "one branch returns {}, another {}; both must return the same axes and dtypes",
@@ -129,16 +132,17 @@ Leaves conditional_per_side(NodeRef which, const Sides& sides) {
 
 static Leaves traced_sides(const NamedArray& given, const Sides& sides) {
   Tracing tracing;
+  const std::string_view word = sides.word;
+  const bool is_flag = word != "switch_", is_loop = word == "while_loop";
+  auto name = is_loop ? "condition" : is_flag ? "predicate" : "index";
   if (given.empty())
-    fail(sides.word, "the predicate or index is an empty NamedArray; assign a value to it first");
-  bool is_flag = sides.word == std::string_view("cond");
+    fail(sides.word, "the {} is an empty NamedArray; assign a value to it first", name);
   if (given.ndim() != 0)
-    fail(sides.word, "the {} must be a scalar, but has axes {}; use `where` to select elementwise",
-         is_flag ? "predicate" : "index", given.axes());
+    fail(sides.word, "the {} must be a scalar, but has axes {}; {}", name, given.axes(),
+         is_loop ? "reduce it with `all` or `any`" : "use `where` to select elementwise");
   if (is_flag ? given.dtype() != DType::boolean : !is_integer(given.dtype()))
-    fail(sides.word, "{}: expected {}, got {}{}", is_flag ? "predicate" : "index",
-         is_flag ? "bool" : "an integer", given.dtype(),
-         is_flag ? bool_hint() : integer_hint(given.dtype()));
+    fail(sides.word, "{}: expected {}, got {}{}", name, is_flag ? "bool" : "an integer",
+         given.dtype(), is_flag ? bool_hint() : integer_hint(given.dtype()));
   auto& which = given.node();
   // A predicate with an axis that vmap hides is elementwise.
   return which->axes.empty() ? conditional_per_side(which, sides)

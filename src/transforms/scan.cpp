@@ -19,6 +19,8 @@ BlockInternals::BlockInternals(std::initializer_list<const char*> names)
 BlockInternals::BlockInternals(std::vector<std::string> names) : names_(std::move(names)) {}
 ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
   CallSite here(at);
+  const std::vector<std::string> names{"none",      "save_all", "carries", "full",
+                                       "recompute", "offload",  "nested"};
   std::string s(name);
   if (s == "none" || s == "save_all")
     policy = Policy::none;
@@ -27,9 +29,8 @@ ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
   else if (s == "nested")
     policy = Policy::nested;
   else
-    fail(
-        "checkpoint", "there is no policy {}{}", s,
-        did_you_mean(s, {"none", "save_all", "carries", "full", "recompute", "offload", "nested"}));
+    fail("checkpoint", "there is no policy {}; the policies are {}{}", s,
+         fmt::format("{}", fmt::join(names, ", ")), did_you_mean(s, names));
 }
 ScanCheckpoint::ScanCheckpoint(const ScanCheckpointPolicy& p, SourceLocation at) {
   CallSite here(at);
@@ -78,11 +79,11 @@ class TracedIteration {
   TracedIteration(const TracedIteration&) = delete;
   // Checks that all values that vary with the index were created in this trace. Raises for a tracer
   // that escaped from another trace.
-  void check(const Nodes& created, const Node* index) const {
+  void check(const char* op, const Nodes& created, const Node* index) const {
     traverse(
         created, [&](const Node& n) { return n.varies_with(index); },
         [&](NodeRef n, PendingNodes& todo) {
-          if (n.get() != index && created_at(*n) < begin_) refuse(n);
+          if (n.get() != index && created_at(*n) < begin_) refuse(op, n);
           add_reads(n, todo);
         });
   }
@@ -91,11 +92,11 @@ class TracedIteration {
   }
 
  private:
-  [[noreturn]] static void refuse(NodeRef n) {
+  [[noreturn]] static void refuse(const char* op, NodeRef n) {
     auto from = scan_of(n);
     auto created = to_string(n->origin.at),
          scan = to_string(from ? from->at : n->free.front()->origin.at);
-    fail("scan",
+    fail(op,
          "the function reads a leaked tracer: it was created{} inside scan{} and has a value only "
          "there; return it from that function",
          created.empty() ? "" : " at " + created, scan.empty() ? "" : " (" + scan + ")");
@@ -124,8 +125,8 @@ std::optional<TracedScan> scan_of(NodeRef n) {
 namespace detail {
 
 // A scan of leaves, all of which are sliced if they have the axis.
-static std::pair<Leaves, Leaves> scan_leaves(const AxisSelector&, const ScanOptions&,
-                                             const Leaves& init,
+static std::pair<Leaves, Leaves> scan_leaves(const char* op, const AxisSelector&,
+                                             const ScanOptions&, const Leaves& init,
                                              const std::vector<std::string>& paths,
                                              const Leaves& xs, BodyFunction);
 
@@ -141,29 +142,30 @@ NodePtr in_a_row(Nodes parts, const Axis& axis) {
   }
   return prim::concat(parts, axis);
 }
-void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::string>& paths) {
+void check_carry(const char* op, const Leaves& init, const Leaves& next,
+                 const std::vector<std::string>& paths) {
   if (init.size() != next.size())
-    fail("scan", "the carry has {} arrays, but the function returned {}", init.size(), next.size());
+    fail(op, "the carry has {} arrays, but the function returned {}", init.size(), next.size());
   for (std::size_t k = 0; k < init.size(); ++k) {
     auto name =
         k < paths.size() && !paths[k].empty() ? "carry " + paths[k] : std::string("the carry");
     auto &a = init[k], &b = next[k];
-    if (a.empty() != b.empty()) fail("scan", "{} is empty on one side of an iteration", name);
+    if (a.empty() != b.empty()) fail(op, "{} is empty on one side of an iteration", name);
     if (a.empty()) continue;
     if (a.dtype() != b.dtype())
-      fail("scan", "{} changes its dtype from {} to {}", name, a.dtype(), b.dtype());
+      fail(op, "{} changes its dtype from {} to {}", name, a.dtype(), b.dtype());
     if (a.axes() != b.axes())
-      fail("scan", "{} changes from {} to {}; its axes and their order must stay the same", name,
+      fail(op, "{} changes from {} to {}; its axes and their order must stay the same", name,
            a.axes(), b.axes());
   }
 }
 
 // Raises if a result of the body has the loop axis, along which results are stacked. This happens
 // if f captures an array rather than receiving it as an argument.
-void check_given(const Leaves& y, const Axis& axis) {
+void check_given(const char* op, const Leaves& y, const Axis& axis) {
   for (auto& a : y)
     if (!a.empty() && has(a.node()->axes, axis.name))
-      fail("scan",
+      fail(op,
            "the result of an iteration already has axis {}: {}; only arguments are sliced, not "
            "arrays that the function captures",
            axis.name, a.axes());
@@ -171,31 +173,31 @@ void check_given(const Leaves& y, const Axis& axis) {
 
 // Raises if results of different iterations differ in axes or dtype, since they are stacked. The
 // body may have state of its own if it is called several times.
-void check_equal_results(const Leaves& first, const Leaves& now, const Axis& axis) {
+void check_equal_results(const char* op, const Leaves& first, const Leaves& now, const Axis& axis) {
   constexpr auto hint = "stacked results must be equal in axes and dtype in all iterations";
   if (first.size() != now.size())
-    fail("scan", "one iteration returns {} arrays, another {}; {}", first.size(), now.size(), hint);
+    fail(op, "one iteration returns {} arrays, another {}; {}", first.size(), now.size(), hint);
   for (std::size_t k = 0; k < now.size(); ++k) {
     auto &a = first[k], &b = now[k];
     if (a.empty() != b.empty())
-      fail("scan", "the result of one iteration is empty in another; {}", hint);
+      fail(op, "the result of one iteration is empty in another; {}", hint);
     if (a.empty()) continue;
     auto mine = replaced(a.axes(), axis.name, {}), other = replaced(b.axes(), axis.name, {});
     if (a.dtype() != b.dtype() || mine != other)
-      fail("scan", "one iteration returns {} {}, another {} {}; {}", a.dtype(), mine, b.dtype(),
-           other, hint);
+      fail(op, "one iteration returns {} {}, another {} {}; {}", a.dtype(), mine, b.dtype(), other,
+           hint);
   }
 }
 
 // A scan over blocks of positions; each block is a scan of its own.
-std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
+std::pair<Leaves, Leaves> scan_blocks(const char* op, const Axis& axis, std::int64_t count,
                                       const ScanOptions& around, const ScanOptions& inside,
                                       const Leaves& init, const std::vector<std::string>& paths,
                                       const Leaves& xs, BodyFunction f) {
   Axis blocks(fmt::format("(blocks of {})", axis.name), count);
   const Axis block = axis.resize(axis.size / count);
   auto block_body = [&](const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
-    std::tie(next, out) = scan_leaves(block, inside, carry, paths, x, f);
+    std::tie(next, out) = scan_leaves(op, block, inside, carry, paths, x, f);
   };
   auto split = mapped(xs, [&](NodeRef x) {
     return find(*x, axis.name) ? prim::unflatten(x, axis.name, {blocks, block}) : x;
@@ -203,7 +205,7 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count,
   auto call = [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
     (*static_cast<decltype(block_body)*>(self))(carry, x, next, out);
   };
-  auto [last, ys] = scan_leaves(blocks, around, init, paths, split, {&block_body, call});
+  auto [last, ys] = scan_leaves(op, blocks, around, init, paths, split, {&block_body, call});
   return {last, mapped(ys, [&](NodeRef y) {
             return prim::flatten(y, {blocks.name, axis.name}, axis);
           })};
@@ -241,6 +243,7 @@ Nodes with_hoisted_contractions(const Nodes& created, NodeRef index, const Axis&
 struct TracedBody;
 // A scan, in one of the forms that the options select.
 struct Scan {
+  const char* op;
   Axis axis;
   const ScanOptions& options;
   const std::vector<std::string>& paths;
@@ -260,18 +263,18 @@ struct Scan {
     auto around = options;
     around.unroll = 1;
     auto blocks = [&](const Leaves& carry) {
-      return scan_blocks(axis.resize(full), full / options.unroll, around, options, carry, paths,
-                         part(0, full), f);
+      return scan_blocks(op, axis.resize(full), full / options.unroll, around, options, carry,
+                         paths, part(0, full), f);
     };
     auto rest = [&](const Leaves& carry) {
-      return scan_leaves(axis.resize(left), options, carry, paths, part(full, left), f);
+      return scan_leaves(op, axis.resize(left), options, carry, paths, part(full, left), f);
     };
     if (left == 0) return blocks(init);
     auto first = options.reverse ? rest(init) : blocks(init);
     auto second = options.reverse ? blocks(first.first) : rest(first.first);
     auto &head = options.reverse ? second.second : first.second,
          &tail = options.reverse ? first.second : second.second;
-    check_equal_results(head, tail, axis);
+    check_equal_results(op, head, tail, axis);
     Leaves ys;
     for (std::size_t k = 0; k < head.size(); ++k)
       ys.push_back(head[k].empty() ? head[k]
@@ -287,10 +290,10 @@ struct Scan {
       Leaves next, y;
       called(f, carry, sliced([&](NodeRef x) { return prim::at_position(x, axis.name, at); }), next,
              y);
-      check_carry(init, next, paths);
-      check_given(y, axis);
+      check_carry(op, init, next, paths);
+      check_given(op, y, axis);
       if (i == 0) given = y;
-      check_equal_results(given, y, axis);
+      check_equal_results(op, given, y, axis);
       carry = next;
       out.resize(y.size(), Nodes(std::size_t(axis.size)));
       for (std::size_t k = 0; k < y.size(); ++k) out[k][std::size_t(at)] = y[k].node();
@@ -351,9 +354,9 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
   for (int attempt = 0;; ++attempt) {
     auto body = traced_body(f, index, start, slices);
     const auto created = body.created();
-    trace.check(created, index.get());
-    check_carry(start, body.next, paths);
-    check_given(body.y, axis);
+    trace.check(op, created, index.get());
+    check_carry(op, start, body.next, paths);
+    check_given(op, body.y, axis);
     if (add_hidden_axes(start, body.next) && attempt < 8) continue;
     // A policy that recomputes the body asks for less memory.
     const bool hoists = options.checkpoint.policy == ScanCheckpoint::Policy::none;
@@ -398,32 +401,32 @@ std::pair<Leaves, Leaves> Scan::loop_over(NodeRef index, const Leaves& start,
 }
 
 // Returns the axis of the selector and of the arrays that have it. Raises if their sizes differ.
-Axis scanned_axis(const AxisSelector& selector, const Leaves& xs) {
+Axis scanned_axis(const char* op, const AxisSelector& selector, const Leaves& xs) {
   auto name = selector.name;
   std::int64_t size = selector.size;
   for (std::size_t k = 0; k < xs.size(); ++k) {
     auto* mine = xs[k].empty() ? nullptr : find(*xs[k].node(), name);
     if (!mine) continue;
     if (size >= 0 && mine->size != size)
-      fail("scan", "axis {} has size {} in argument array {} {}, but {} elsewhere", name,
-           mine->size, k, xs[k].axes(), size);
+      fail(op, "axis {} has size {} in argument array {} {}, but {} elsewhere", name, mine->size, k,
+           xs[k].axes(), size);
     size = mine->size;
   }
   if (size < 0)
-    fail("scan", "no argument has axis {}; pass an Axis with its size{}", name,
+    fail(op, "no argument has axis {}; pass an Axis with its size{}", name,
          did_you_mean(name, axes_of(xs)));
   return Axis(name, size);
 }
 
 }  // namespace
 
-static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
+static std::pair<Leaves, Leaves> traced_scan(const char* op, const AxisSelector& selector,
                                              const ScanOptions& options, const Leaves& init,
                                              const std::vector<std::string>& paths,
                                              const Leaves& xs, BodyFunction f) {
   Tracing tracing;
-  if (options.unroll < 1) fail("scan", "unroll must be at least 1; got {}", options.unroll);
-  Scan s{scanned_axis(selector, xs), options, paths, xs, f};
+  if (options.unroll < 1) fail(op, "unroll must be at least 1; got {}", options.unroll);
+  Scan s{op, scanned_axis(op, selector, xs), options, paths, xs, f};
   auto size = s.axis.size;
   const auto& checkpoint = options.checkpoint;
   if (checkpoint.policy == ScanCheckpoint::Policy::nested && (size > 3 || checkpoint.blocks > 0)) {
@@ -439,7 +442,7 @@ static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector,
       around.checkpoint = true;
       inside.checkpoint.policy = ScanCheckpoint::Policy::carries;
       around.unroll = 1;
-      return scan_blocks(s.axis, outer, around, inside, init, paths, xs, f);
+      return scan_blocks(op, s.axis, outer, around, inside, init, paths, xs, f);
     }
   }
   if (options.unroll > 1 && options.unroll < size) return s.in_blocks(init);
@@ -467,20 +470,21 @@ struct PartlyScanned {
 
 }  // namespace
 
-std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options,
-                               const Walk& init, const Walk& xs, BodyFunction f) {
+std::pair<Leaves, Leaves> scan(const char* op, const AxisSelector& selector,
+                               const ScanOptions& options, const Walk& init, const Walk& xs,
+                               BodyFunction f) {
   if (options.is_scanned.all())
-    return scan_leaves(selector, options, init.leaves(), init.paths, xs.leaves(), f);
-  PartlyScanned body{f, xs.leaves(), options.is_scanned.chosen("scan", xs, options.at)};
+    return scan_leaves(op, selector, options, init.leaves(), init.paths, xs.leaves(), f);
+  PartlyScanned body{f, xs.leaves(), options.is_scanned.chosen(op, xs, options.at)};
   const auto scanned = only_leaves(body.all, body.scanned);
-  return scan_leaves(selector, options, init.leaves(), init.paths, scanned, body.function());
+  return scan_leaves(op, selector, options, init.leaves(), init.paths, scanned, body.function());
 }
-static std::pair<Leaves, Leaves> scan_leaves(const AxisSelector& selector,
+static std::pair<Leaves, Leaves> scan_leaves(const char* op, const AxisSelector& selector,
                                              const ScanOptions& options, const Leaves& init,
                                              const std::vector<std::string>& paths,
                                              const Leaves& xs, BodyFunction f) {
   CallSite here(options.at);
-  auto out = traced_scan(selector, options, init, paths, xs, f);
+  auto out = traced_scan(op, selector, options, init, paths, xs, f);
   auto created = out.first;
   created.insert(created.end(), out.second.begin(), out.second.end());
   run_ready_effects(created);

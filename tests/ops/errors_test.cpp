@@ -68,8 +68,12 @@ TEST_CASE("errors: a misspelled axis suggests the nearest name") {
   CHECK_ERROR("slice", slice(x, "batc", 0, 1), "did you mean batch?");
   CHECK_ERROR("unbind", unbind(x, "batches"), "did you mean batch?");
   CHECK_ERROR("index", index(x, {{"embedd", 0}}), "did you mean embed?");
-  auto far = message_of([&] { sum(x, "vocabulary"); });
-  CHECK(far.find("did you mean") == std::string::npos);
+  for (auto* far : {"vocabulary", "n"})
+    CHECK_FALSE(has(message_of([&] { sum(x, far); }), "did you mean"));
+  // Any name of one letter is near another one.
+  auto short_names = zeros({Axis("b", 2), Axis("n", 3)});
+  CHECK_FALSE(has(message_of([&] { sum(short_names, "x"); }), "did you mean"));
+  CHECK_ERROR("sum", sum(short_names, "N"), "did you mean n?");
 }
 
 TEST_CASE("errors: an axis with the wrong size is reported by the op that was called") {
@@ -108,8 +112,13 @@ TEST_CASE("errors: wrong dtypes and values name the actual ones") {
   CHECK_ERROR("repeat", repeat(x, "embed", 1LL << 62), "embed=8");
   CHECK_ERROR("tile", tile(x, {{"embed", 1LL << 62}}), "embed=8");
   CHECK_ERROR("pad", pad(x, {{"embed", {1LL << 62, 1LL << 62}}}), "embed=8");
-  CHECK_ERROR("fit", zeros({{"n", 1LL << 40}, {"m", 1LL << 40}}), "more than 2^60 elements",
+  const Axis N("n", 1LL << 40), M("m", 1LL << 40);
+  CHECK_ERROR("zeros", zeros({N, M}), "more than 2^60 elements",
               "(n=1099511627776, m=1099511627776)");
+  CHECK_ERROR("full", full({N, M}, 1), "more than 2^60 elements");
+  CHECK_ERROR("arange", arange({N, M}), "more than 2^60 elements");
+  CHECK_ERROR("random.normal", random::normal(random::key(0), {N, M}), "more than 2^60 elements");
+  CHECK_ERROR("broadcast_axis", broadcast_axis(zeros(N), M), "more than 2^60 elements");
 }
 
 TEST_CASE("errors: empty arrays, invalid names and invalid shapes raise") {
@@ -153,6 +162,10 @@ TEST_CASE("errors: creation ops and transforms report the source location, too")
   CHECK_ERROR("eliminate_axes", random::generate_sharded(draw, "embd")(key, {Batch, Embed}),
               "did you mean embed?");
   CHECK_ERROR("linear", nn::Linear::init(Embed, Embed, key), "both in (embed=8) and in (embed=8)");
+  CHECK_ERROR("embedding", nn::Embedding::init(Embed, Embed, key),
+              "axis embed is both in (embed=8) and in (embed=8); rename one");
+  CHECK_ERROR("causal_mask", nn::causal_mask(Embed, Embed), "the same axis embed");
+  CHECK_ERROR("prefix_lm_mask", nn::prefix_lm_mask(Embed, Embed, 2), "the same axis embed");
   CHECK_ERROR("random.truncated_normal", nn::Linear::init(Embed, Mlp, Key()), "empty");
   CHECK_ERROR("random.truncated_normal", nn::Embedding::init(Embed, Mlp, Key()), "empty");
   CHECK_ERROR("mlp", nn::Mlp::init(Embed, Batch, 4, -1, key), "depth");
@@ -168,7 +181,8 @@ TEST_CASE("errors: creation ops and transforms report the source location, too")
   CHECK_ERROR("eval", vmap([](const NamedArray& v) { return v * v.item(); }, "embed")(x),
               "inside vmap over embed");
   CHECK_ERROR("eval", jit([](const NamedArray& v) { return v * v.floats()[0]; })(x), "inside jit");
-  CHECK_ERROR("checkpoint", ScanCheckpoint("nestd"), "did you mean nested?");
+  CHECK_ERROR("checkpoint", ScanCheckpoint("nestd"), "there is no policy nestd",
+              "none, save_all, carries, full, recompute, offload, nested", "did you mean nested?");
   CHECK_ERROR("eval", eval_shape([](const NamedArray& v) { return v; }, x).floats(), "no");
   auto trees = std::vector<NamedArray>{x, x};
   auto one = std::vector<NamedArray>{x},
@@ -194,6 +208,37 @@ TEST_CASE("errors: the location is the caller's, and inside a model also the mod
       [&] { grad([&](const Block& b, const NamedArray& v) { return sum(b.up(v)); })(block, x); });
   CAPTURE(inside);
   CHECK(inside.find("in up") != std::string::npos);
+}
+
+TEST_CASE("errors: options that are set one by one report the line of the call") {
+  auto x = zeros({Batch, Embed});
+  auto same = [](const NamedArray& v) { return v; };
+  auto changes = [](const NamedArray& c, const NamedArray& v) { return c + v; };
+  auto pairs = [=](const NamedArray& c, const NamedArray& v) { return std::pair(c + v, v); };
+  auto start = zeros({});
+  JitOptions jitted;
+  jitted.donate = {3};
+  CHECK_ERROR("jit", jit(same, jitted)(x), "3");
+  CHECK_ERROR("jit", Jitted(same, jitted)(x), "3");
+  CHECK_ERROR("jit", named_jit(same, jitted)(x), "3");
+  CHECK_ERROR("jit", fsdp(same, Mapping{}, Mapping{}, jitted)(x), "3");
+  CHECK_ERROR("shard_map", shard_map(same, JitOptions(JitOptions{}))(x), "no mesh");
+  ScanOptions options;
+  options.reverse = true;
+  CHECK_ERROR("scan", scan(pairs, "batch", options)(start, x), "changes from () to (embed=8)");
+  CHECK_ERROR("fold", fold(changes, "batch", options)(start, x), "changes from () to (embed=8)");
+  CHECK_ERROR("map", haliax::map(same, "emb", options)(x), "no argument has axis emb");
+  CHECK_ERROR("reduce", reduce(changes, "batch", start, x), "changes from () to (embed=8)");
+  auto big = [](const NamedArray& v) { return v > 1.; };
+  CHECK_ERROR("while_loop", while_loop(big, same, Axis("turn", 3), options)(x),
+              "the condition must be a scalar, but has axes (batch=4, embed=8)", "all");
+  auto sums = [](const NamedArray& v) { return sum(v); };
+  auto any_big = [](const NamedArray& v) { return any(v > 1.); };
+  CHECK_ERROR("while_loop", while_loop(any_big, sums, Axis("turn", 3), options)(x),
+              "the state changes from f32 (batch=4, embed=8) to f32 ()");
+  // A location in the options has precedence.
+  jitted.at = SourceLocation::current("train.cpp", "main", 12);
+  CHECK(has(message_of([&] { jit(same, jitted)(x); }), "train.cpp:12"));
 }
 
 TEST_CASE("errors: an op inside a trace reports its own line, not the transform's") {

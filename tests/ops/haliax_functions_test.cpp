@@ -7,6 +7,7 @@
 #include "haliax/haliax.h"
 #include "support/devices.h"
 #include "support/near.h"
+#include "support/raises.h"
 
 using namespace haliax;
 

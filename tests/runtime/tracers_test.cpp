@@ -92,7 +92,7 @@ TEST_CASE("tracers: a tracer leaked by a scan is not valid in the next scan over
   auto left_in = [&](auto f, std::string where) {
     auto message = message_of(f);
     CAPTURE(message);
-    CHECK(has(message, "[scan] the function reads a leaked tracer: it was created at " + made +
+    CHECK(has(message, "] the function reads a leaked tracer: it was created at " + made +
                            " inside scan (" + at + ") and has a value only there"));
     CHECK(has(message, "return it from that function; " + where));
   };
@@ -180,6 +180,15 @@ TEST_CASE("tracers: errors of trees, files and backends have a line") {
   CHECK(has(message_of([&] { Mesh{{{"data", 2}}}.size("model"); }), line()));
   auto l = nn::Linear::init(N, M, random::key(0));
   CHECK(has(message_of([&] { from_state_dict(TensorFile(), l); }), line()));
+  StateOptions options;  // set one by one, as below
+  options.prefix = "model";
+  CHECK(has(message_of([&] { from_state_dict(TensorFile(), l, options); }), line()));
+  ToStateOptions written;
+  written.prefix = "model";
+  CHECK(has(message_of([&] {
+              to_state_dict(std::pair(l, l), {{"0", ""}, {"1", ""}}, written);
+            }),
+            line()));
   CHECK(has(message_of([&] {
               from_state_dict(TensorFile(), l, StateNames{{"weight", "w"}});
             }),

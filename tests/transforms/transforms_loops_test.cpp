@@ -295,15 +295,16 @@ TEST_CASE("scan: is_scanned selects the arrays that are sliced") {
   CHECK(difference(fold(add, Time, {.is_scanned = !LeafFilter()})(zeros({}, DType::f64), x),
                    sum(x) * 6., 1e-12) == "");
   CHECK_THROWS_WITH_AS(fold(add, "time", {.is_scanned = "weight"})(zeros({}, DType::f64), x),
-                       doctest::Contains("[scan] there is no array with weight in its path"),
+                       doctest::Contains("[fold] there is no array with weight in its path"),
                        Error);
 }
 
 TEST_CASE("scan: an iteration's result must not have the scanned axis, in any mode") {
   auto x = values({Time, Embed}), captured = values({Time, Embed}, 1, 2);
-  auto refused = [](auto f) {
-    raises(f, {"[scan] the result of an iteration already has axis time: "
-               "(time=6, embed=3); only arguments",
+  auto refused = [](auto f, const char* op = "[map]") {
+    raises(f, {op,
+               "] the result of an iteration already has axis time: (time=6, embed=3); only "
+               "arguments",
                "transforms_loops_test.cpp"});
   };
   auto one = [&](const NamedArray& v) { return v * captured; };
@@ -315,14 +316,14 @@ TEST_CASE("scan: an iteration's result must not have the scanned axis, in any mo
     CAPTURE(int(o.checkpoint.policy));
     CAPTURE(o.unroll);
     refused([&] { return map(one, "time", o)(x); });
-    refused([&] { return scan(two, "time", o)(zero, x).second; });
+    refused([&] { return scan(two, "time", o)(zero, x).second; }, "[scan]");
     refused([&] { return jit([&](const NamedArray& xs) { return map(one, "time", o)(xs); })(x); });
   }
   refused([&] { return map([&] { return captured; }, Axis("time", 6))(); });
   refused([&] {
     return map([&](const NamedArray& v) { return std::pair{v, captured * v}; }, "time")(x).first;
   });
-  refused([&] { return nn::Stacked<ReturnsAllLayers>{{x}, Time}.scan(zero).second; });
+  refused([&] { return nn::Stacked<ReturnsAllLayers>{{x}, Time}.scan(zero).second; }, "[scan]");
   CHECK(difference(map([](const NamedArray& v, const NamedArray& w) { return v * w; }, "time")(
                        x, captured),
                    x * captured, 1e-13) == "");
