@@ -144,6 +144,7 @@ class Backward {
   struct Terms {
     std::vector<std::pair<SliceAttr, NodePtr>> parts;  // neighboring positions of one axis
     NodePtr full;                                      // the sum of the others
+    bool can_slice_full = true;                        // none of the others is a step of its own
   };
   static Terms terms_of(NodeRef g) {
     Terms out;
@@ -159,8 +160,10 @@ class Backward {
         todo.insert(todo.end(), n->in.rbegin(), n->in.rend());
       else if (is_part() && n->axes == g->axes)
         out.parts.push_back({SliceAttr::of(*n), n->in[0]});
-      else
+      else {
         out.full = out.full ? prim::add(out.full, n) : n;
+        out.can_slice_full &= n->op->kind == Kind::view || n->op->kind == Kind::map;
+      }
     }
     return out;
   }
@@ -171,6 +174,7 @@ class Backward {
     constexpr std::size_t most_sums = 5;  // sums of several terms: they are steps of their own
     const auto terms = terms_of(g);
     if (terms.parts.size() + (terms.full ? 1 : 0) < 2 || terms.parts.empty()) return g;
+    if (!terms.can_slice_full) return g;
     const Axis axis = *find(*g, terms.parts[0].first.axis);
     std::set<std::int64_t> bounds{0, axis.size};
     for (auto& [part, x] : terms.parts) bounds.insert({part.start, part.start + part.size});
