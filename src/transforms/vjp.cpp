@@ -173,26 +173,34 @@ class Backward {
   static NodePtr assemble(NodeRef g) {
     constexpr std::size_t most_sums = 5;  // sums of several terms: they are steps of their own
     const auto terms = terms_of(g);
-    if (terms.parts.size() + (terms.full ? 1 : 0) < 2 || terms.parts.empty()) return g;
-    if (!terms.can_slice_full) return g;
+    if (terms.parts.empty() || !terms.can_slice_full) return g;
+    if (terms.parts.size() == 1 && !terms.full) return g;
     const Axis axis = *find(*g, terms.parts[0].first.axis);
-    std::set<std::int64_t> bounds{0, axis.size};
-    for (auto& [part, x] : terms.parts) bounds.insert({part.start, part.start + part.size});
+    if (axis.size == 0) return g;
+    std::map<std::int64_t, std::vector<std::size_t>> bounds{{0, {}}, {axis.size, {}}};
+    for (std::size_t k = 0; k < terms.parts.size(); ++k) {
+      auto& part = terms.parts[k].first;
+      bounds[part.start].push_back(k);  // the parts that start there
+      bounds[part.start + part.size];
+    }
+    std::set<std::size_t> here;  // the parts that cover the present positions
     Nodes pieces;
     std::size_t sums = 0;
-    for (auto start = bounds.begin(), end = std::next(start); end != bounds.end(); ++start, ++end) {
-      const Axes axes = replaced(g->axes, axis.name, {axis.resize(*end - *start)});
-      NodePtr sum;
-      std::size_t count = 0;
-      const auto add = [&](NodeRef x) {
-        sum = sum ? prim::add(sum, x) : x;
-        ++count;
-      };
-      if (terms.full) add(part_of(terms.full, axis.name, *start, *end - *start));
-      for (auto& [part, x] : terms.parts)
-        if (part.start <= *start && *end <= part.start + part.size)
-          add(prim::fit(part_of(x, axis.name, *start - part.start, *end - *start), axes));
-      if (count > 1) ++sums;
+    for (auto bound = bounds.begin(); bound->first < axis.size; ++bound) {
+      const auto start = bound->first, size = std::next(bound)->first - start;
+      here.insert(bound->second.begin(), bound->second.end());
+      std::erase_if(here, [&](std::size_t k) {
+        auto& part = terms.parts[k].first;
+        return part.start + part.size <= start;
+      });
+      const Axes axes = replaced(g->axes, axis.name, {axis.resize(size)});
+      NodePtr sum = terms.full ? part_of(terms.full, axis.name, start, size) : nullptr;
+      for (auto k : here) {
+        auto& [part, x] = terms.parts[k];
+        const auto term = prim::fit(part_of(x, axis.name, start - part.start, size), axes);
+        sum = sum ? prim::add(sum, term) : term;
+      }
+      if (here.size() + (terms.full ? 1 : 0) > 1) ++sums;
       pieces.push_back(prim::fit(sum ? sum : prim::number(0, g->dtype), axes));
     }
     return sums > most_sums ? g : prim::concat(pieces, axis);
