@@ -230,11 +230,11 @@ TEST_CASE("errors: options that are set one by one report the line of the call")
   CHECK_ERROR("map", haliax::map(same, "emb", options)(x), "no argument has axis emb");
   CHECK_ERROR("reduce", reduce(changes, "batch", start, x), "changes from () to (embed=8)");
   auto big = [](const NamedArray& v) { return v > 1.; };
-  CHECK_ERROR("while_loop", while_loop(big, same, Axis("turn", 3), options)(x),
+  CHECK_ERROR("while_loop", while_loop(big, same, Axis("step", 3), options)(x),
               "the condition must be a scalar, but has axes (batch=4, embed=8)", "all");
   auto sums = [](const NamedArray& v) { return sum(v); };
   auto any_big = [](const NamedArray& v) { return any(v > 1.); };
-  CHECK_ERROR("while_loop", while_loop(any_big, sums, Axis("turn", 3), options)(x),
+  CHECK_ERROR("while_loop", while_loop(any_big, sums, Axis("step", 3), options)(x),
               "the state changes from f32 (batch=4, embed=8) to f32 ()");
   // A location in the options has precedence.
   jitted.at = SourceLocation::current("train.cpp", "main", 12);
