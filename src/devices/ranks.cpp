@@ -1,4 +1,4 @@
-// Communication and failure detection between the ranks of a program.
+// Communication between the ranks of a program.
 #include "devices/ranks.h"
 
 #include <fmt/format.h>
@@ -20,164 +20,16 @@ using program::Ranks;
 using Channel = Ranks::Channel;
 using namespace std::chrono_literals;
 
-static const char* const kSameCallsHint =
-    "all ranks must make the same calls on a mesh and read "
-    "the same distributed arrays, in the same order";
-
-// ---- failure detection ----
+// ---- calls ----
 Peers::Peers(Ranks& transport, std::chrono::milliseconds patience)
     : transport_(transport), me_(transport.rank()), count_(transport.count()),
-      call_tags_(transport.tags() >> 20 ? 512 : 4), patience_(patience),
-      ended_(std::size_t(count_)), last_heartbeat_(Clock::now()),
-      monitor_thread_([this] { monitor(); }) {}
-Peers::~Peers() {
-  {
-    std::lock_guard hold(lock_);
-    stop_ = true;
-    changed_.notify_all();
-  }
-  if (monitor_thread_.joinable()) monitor_thread_.join();
-}
-std::string Peers::named() const {
-  return fmt::format("rank {} ({}, process {})", me_, transport_.where(), getpid());
-}
-
-void Peers::monitor() {
-  std::unique_lock hold(lock_);
-  auto beat = Clock::now();
-  while (!stop_) {
-    try {
-      receive_notices();
-      std::erase_if(notices_, [&](Notice& n) { return transport_.done(n.message); });
-      if (notices_.empty()) changed_.notify_all();
-      if (auto now = Clock::now(); count_ > 1 && now >= beat) {
-        send_notice((me_ + 1) % count_, heartbeat, {});
-        beat = now + std::min<Clock::duration>(1s, patience_.count() ? patience_ / 4 : 1000ms);
-      }
-      int before = (me_ + count_ - 1) % count_;
-      auto silent = Clock::now() - last_heartbeat_;
-      if (patience_.count() && count_ > 1 && !failed_ && silent > patience_) {
-        fail_all(
-            fmt::format("rank {} has not responded for {:.3g} s: it has died, "
-                        "or hangs, or cannot be reached; {} waited for it",
-                        before, std::chrono::duration<double>(silent).count(), named()));
-      }
-    } catch (const std::exception& e) {
-      note_failure(e.what());
-    }
-    changed_.wait_for(hold, 20ms, [&] { return stop_; });
-  }
-}
-void Peers::receive_notices() {
-  while (auto m = transport_.probe(Channel::monitor, -1, -1)) {
-    Notice notice;
-    notice.text.resize(std::size_t(m->bytes));
-    notice.message =
-        transport_.receive(Channel::monitor, m->from, m->tag, notice.text.data(), m->bytes);
-    // the message has arrived, so this ends
-    while (!transport_.done(notice.message)) std::this_thread::yield();
-    if (m->from == (me_ + count_ - 1) % count_) last_heartbeat_ = Clock::now();
-    if (m->tag == failures) note_failure(std::move(notice.text));
-    if (m->tag == ends) {
-      ended_[std::size_t(m->from)] = true;
-      changed_.notify_all();
-    }
-
-    if (m->tag == calls) {
-      std::uint64_t number = 0;
-      const char* end = notice.text.data() + notice.text.size();
-      const char* rest = std::from_chars(notice.text.data(), end, number).ptr;
-      calls_of_previous_rank_[number] = std::string(std::min(rest + 1, end), end);
-      compare_call(number);
-    }
-    if (m->tag == waits && waiting_ && notice.text != current_call_)
-      fail_all(fmt::format("ranks {} and {} wait for each other: one at {}, one at {}; {}", m->from,
-                           me_, notice.text, current_call_, kSameCallsHint));
-  }
-}
-// Compares a call of this rank with the same call of the previous rank. Devices with their own
-// communication cannot detect a mismatch: sends and receives of different calls would match, or
-// wait forever.
-void Peers::compare_call(std::uint64_t number) {
-  auto mine = calls_of_this_rank_.find(number), theirs = calls_of_previous_rank_.find(number);
-  if (mine == calls_of_this_rank_.end() || theirs == calls_of_previous_rank_.end()) return;
-  if (mine->second != theirs->second)
-    fail_all(fmt::format("rank {} makes a different call than rank {}: one is at {}, one at {}; {}",
-                         (me_ + count_ - 1) % count_, me_, theirs->second, mine->second,
-                         kSameCallsHint));
-  calls_of_this_rank_.erase(mine);
-  calls_of_previous_rank_.erase(theirs);
-}
-void Peers::send_notice(int rank, NoticeKind what, std::string text) {
-  auto& n = notices_.emplace_back();
-  n.text = std::move(text);
-  n.message =
-      transport_.send(Channel::monitor, rank, what, n.text.data(), std::int64_t(n.text.size()));
-}
-void Peers::broadcast_notice(NoticeKind what, const std::string& text) {
-  for (int r = 0; r < count_; ++r)
-    if (r != me_) send_notice(r, what, text);
-}
-void Peers::note_failure(std::string why) {
-  if (failed_) return;
-  failure_ = std::move(why);
-  failed_ = true;
-  changed_.notify_all();
-}
-void Peers::fail_all(const std::string& why) {
-  note_failure(why);
-  broadcast_notice(failures, why);
-}
-void Peers::fail(const std::string& why) noexcept {
-  try {
-    std::lock_guard hold(lock_);
-    if (failed_) return;
-    fail_all(fmt::format("{} has failed: {}", named(), why));
-  } catch (...) {}  // the other ranks detect that this rank is gone
-}
-void Peers::check() const {
-  if (!failed_) return;
-  std::lock_guard hold(lock_);
-  throw RemoteError("[ranks] " + failure_);
-}
-void Peers::check(std::chrono::nanoseconds waited) const {
-  check();
-  if (patience_.count() == 0 || waited < patience_) return;
-  std::lock_guard hold(lock_);
-  for (int r = 0; r < count_; ++r)
-    if (r != me_ && ended_[std::size_t(r)])
-      throw RemoteError(fmt::format("[ranks] rank {} has ended, but rank {} waits for it at {}; {}",
-                                    r, me_, current_call_, kSameCallsHint));
-}
-void Peers::leave() {
-  {
-    std::unique_lock hold(lock_);
-    ended_[std::size_t(me_)] = true;
-    if (!failed_) broadcast_notice(ends, {});
-    changed_.wait(hold,
-                  [&] { return failed_ || std::count(ended_.begin(), ended_.end(), 0) == 0; });
-    // Notices take a while to arrive. The first rank that exits may end all others (mpirun ends the
-    // job), so the others get time to report the reason.
-    changed_.wait_for(hold, failed_ ? 2s : 10s, [&] { return notices_.empty() && !failed_; });
-    stop_ = true;
-    changed_.notify_all();
-  }
-  if (monitor_thread_.joinable()) monitor_thread_.join();
-  transport_.leave(!failed_);
-}
-
-// ---- calls ----
+      call_tags_(transport.tags() >> 20 ? 512 : 4), monitor_(transport, patience) {}
 Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), call_lock_(p.joint_call_) {
   p.check();
-  std::lock_guard hold(p.lock_);
   ++p.calls_;
-  p.current_call_ = fmt::format("{} (call {})", what, p.calls_);
-  p.call_tag_ =
-      int((std::hash<std::string>()(p.current_call_) + p.calls_) % std::uint64_t(p.call_tags_));
-  if (p.count_ == 1) return;
-  p.send_notice((p.me_ + 1) % p.count_, calls, fmt::format("{} {}", p.calls_, p.current_call_));
-  p.calls_of_this_rank_[p.calls_] = p.current_call_;
-  p.compare_call(p.calls_);
+  const auto call = fmt::format("{} (call {})", what, p.calls_);
+  p.call_tag_ = int((std::hash<std::string>()(call) + p.calls_) % std::uint64_t(p.call_tags_));
+  p.monitor_.begin_call(p.calls_, call);
 }
 
 constexpr int kDeviceBits = 5;  // bits of a device in a tag
@@ -216,7 +68,7 @@ void Peers::wait(std::vector<Transfer>& all) {
       std::this_thread::sleep_for(30us);
     if (idle % 5000 == 4999) check_suspects(all, since);
   }
-  if (waiting_) waiting_ = false;
+  monitor_.end_wait();
 }
 // Raises if the sender of a missing message runs another call or has ended. After 3 s without
 // progress, notifies the sender that this rank waits for it. If the sender waits as well, at
@@ -231,18 +83,12 @@ void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point s
     if (other_call || other_key)
       throw Error(
           fmt::format("[ranks] rank {} makes a different call than rank {}, which is at {}; {}",
-                      p.other.rank, me_, current_call_, kSameCallsHint));
-    std::unique_lock hold(lock_);
-    if (ended_[std::size_t(p.other.rank)] && Clock::now() - since > 1s)
+                      p.other.rank, me_, monitor_.current_call(), kSameCallsHint));
+    if (monitor_.has_ended(p.other.rank) && Clock::now() - since > 1s)
       throw Error(fmt::format("[ranks] rank {} has ended, but rank {} waits for it at {}; {}",
-                              p.other.rank, me_, current_call_, kSameCallsHint));
+                              p.other.rank, me_, monitor_.current_call(), kSameCallsHint));
   }
-  if (Clock::now() - since < 3s || all.empty()) return;
-  std::lock_guard hold(lock_);
-  if (!waiting_.exchange(true) || Clock::now() - last_wait_notice_ > 3s) {
-    send_notice(all.front().other.rank, waits, current_call_);
-    last_wait_notice_ = Clock::now();
-  }
+  if (Clock::now() - since >= 3s && !all.empty()) monitor_.announce_wait(all.front().other.rank);
 }
 
 // ---- strings ----
@@ -252,8 +98,7 @@ void Peers::wait_for(Ranks::Message m, int rank) {
   for (int idle = 0; !transport_.done(m); ++idle) {
     check();
     if (idle > 100) std::this_thread::sleep_for(50us);
-    std::unique_lock hold(lock_);
-    if (ended_[std::size_t(rank)] && Clock::now() - since > 2s)
+    if (monitor_.has_ended(rank) && Clock::now() - since > 2s)
       throw Error(fmt::format(
           "[ranks] rank {} has ended, but rank {} waits for it; all ranks must make the same calls",
           rank, me_));

@@ -1,36 +1,25 @@
 // The ranks of this program, as one of them sees them: their calls, messages and failures
 // (program/ranks.h).
 //
-// In: a transport of messages. Out: calls that all ranks run together, in the same order. Always:
-// if a rank raises, ends early, dies or hangs, all other ranks raise an error that names it. No
-// rank waits forever.
+// In: a transport of messages. Out: calls that all ranks run together, in the same order. Failures
+// are detected by rank_monitor.h.
 #pragma once
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <list>
-#include <map>
+#include <cstdint>
 #include <mutex>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
-#include "haliax/error.h"
+#include "devices/rank_monitor.h"
 #include "program/ranks.h"
 
 namespace haliax {
-
-// An error whose cause is on another device.
-struct RemoteError : Error {
-  using Error::Error;
-};
 
 class Peers final : public program::RankGroup {
  public:
   // `patience` is the time after which a silent rank counts as lost; 0: never.
   Peers(program::Ranks&, std::chrono::milliseconds patience);
-  ~Peers() override;
   Peers(const Peers&) = delete;
   int rank() const override { return me_; }
   int count() const override { return count_; }
@@ -91,22 +80,16 @@ class Peers final : public program::RankGroup {
   bool any(bool mine);
 
   // Announces that this rank has failed. From now on all other ranks raise.
-  void fail(const std::string& why) noexcept;
-  void check() const;  // raises the error of another rank
+  void fail(const std::string& why) noexcept { monitor_.fail(why); }
+  void check() const { monitor_.check(); }  // raises the error of another rank
   // also raises if a rank has ended and `waited` exceeds the patience
-  void check(std::chrono::nanoseconds waited) const override;
+  void check(std::chrono::nanoseconds waited) const override { monitor_.check(waited); }
   // Ends this process's part: waits for the other ranks, unless one has failed.
-  void leave();
+  void leave() { monitor_.leave(); }
   std::int64_t sent_bytes() const { return sent_; }  // data bytes sent to other ranks
 
  private:
   using Clock = std::chrono::steady_clock;
-  // tags on the monitor channel
-  enum NoticeKind : int { heartbeat, failures, ends, waits, calls };
-  struct Notice {
-    program::Ranks::Message message = {};
-    std::string text;
-  };
   int tag(int from, int to, std::uint64_t key) const;
   static constexpr int kInCall = -1;  // within a call, instead of a control channel
   std::vector<std::string> gather_from_all(int control_channel, const std::string& mine);
@@ -114,36 +97,14 @@ class Peers final : public program::RankGroup {
   std::string receive_text(int control_channel, int from);
   void wait_for(program::Ranks::Message, int rank);
   void check_suspects(const std::vector<Transfer>&, Clock::time_point since);
-  void monitor();  // the thread: heartbeats and notices
-  void receive_notices();
-  void send_notice(int rank, NoticeKind, std::string text);
-  void broadcast_notice(NoticeKind, const std::string& text);
-  void note_failure(std::string why);
-  void fail_all(const std::string& why);
-  void compare_call(std::uint64_t number);
-  std::string named() const;  // as in "rank 2 (host, process 17)"
 
   program::Ranks& transport_;
   const int me_, count_, call_tags_;
-  const std::chrono::milliseconds patience_;
   std::mutex joint_call_;
   std::uint64_t calls_ = 0;
   int call_tag_ = 0;
   std::atomic<std::int64_t> sent_{0};
-  mutable std::mutex lock_;           // guards all members below
-  std::string current_call_;          // description of the call, for messages
-  std::atomic<bool> waiting_{false};  // for several seconds
-  // Calls by number, of this rank and of the previous one, until they are compared.
-  std::map<std::uint64_t, std::string> calls_of_this_rank_, calls_of_previous_rank_;
-  Clock::time_point last_wait_notice_;  // time of the latest notice that this rank waits
-  std::condition_variable changed_;
-  std::string failure_;  // error of another rank, or the one that this rank announced
-  std::atomic<bool> failed_{false};
-  std::vector<char> ended_;           // by rank
-  std::list<Notice> notices_;         // in transit
-  Clock::time_point last_heartbeat_;  // from the previous rank
-  bool stop_ = false;
-  std::thread monitor_thread_;
+  RankMonitor monitor_;
 };
 
 // Returns the ranks of this program; null: a single process. Opened on first use, if the process
