@@ -23,7 +23,6 @@ class TapePlayer {
   // Ops, in the order of Op::Kind. n: number of elements.
   void map(const Op& op, std::int64_t n);
   void map_rows(const Op& op);
-  void run_assembled(const Op& op, std::int64_t n);
   void load(const Op& op, std::int64_t n);
   void iota(const Op& op);
   void store(const Op& op);
@@ -33,9 +32,6 @@ class TapePlayer {
   void check_zero(const Op& op);
 
   void call(const Op& op, void* out, const void* const* in, std::int64_t n);
-  AssembledCode code_for(const AssembledOps& ops, bool by_row, std::int64_t n) const;
-  std::int64_t columns_of_rows(const Op& op, const AssembledOps& ops) const;
-  void close_gaps(const AssembledOps::Input& in, std::int64_t points);
   void schedule_prefetch(const Access& access, const std::byte* memory, std::int64_t bytes);
   std::int64_t pitch_of(int v) const;
   template <class F> void each_picked(const Op& op, int ids, const F& f);
