@@ -8,7 +8,8 @@
 //   candidate.
 // - tile_plan: one plan as loops. defer_normalization runs first if keys are tiled.
 // - region: one axis. region_members finds its nodes, region_check refuses nodes that cannot be
-//   tiled, region_passes finds the passes, and region_loops and carried_results build the loops.
+//   tiled, region_passes finds the passes, region_tiles builds the nodes on a tile, and
+//   region_loops and running_max build the loops.
 //
 // In      a graph after differentiation, in which boundaries (prim::enter, prim::leave) mark the
 //         regions of chunked_reduce calls, forward and backward.

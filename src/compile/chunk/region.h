@@ -9,7 +9,8 @@
 // value of one pass is computed in the next pass. For example, given the tiled axis `pos` and
 // y = x / sum(x, pos), pass 0 computes the sum, and pass 1 reads x again and computes y.
 //
-// RegionMembers finds the nodes, RegionPasses their passes, and RegionLoops builds the loops.
+// RegionMembers finds the nodes, RegionPasses their passes. RegionTiles builds the nodes on a tile,
+// and RegionLoops the loops.
 #pragma once
 #include <memory>
 #include <optional>
