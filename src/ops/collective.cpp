@@ -97,8 +97,7 @@ std::string collective_fault(const Node& n) {
   std::vector<Axes> in;
   for (auto& x : n.in) in.push_back(x->axes);
   if (spec.number < 1) return "the collective has no number";
-  const bool is_ring = spec.ranks > 0;
-  if (is_ring) return fault_of_ring(spec, in);
+  if (spec.is_ring()) return fault_of_ring(spec, in);
   if (spec.collective.kind == CollectiveKind::exchange)
     return fault_of_exchange(spec.collective, in, spec.out);
   if (spec.out.size() != in.size() || spec.along.size() != in.size() ||
@@ -124,7 +123,7 @@ NodePtr make_collective(Nodes x, CollectiveSpec spec) {
 }
 NodePtr collective_result(NodeRef c, std::size_t k) {
   auto& spec = collective_spec_of(*c);
-  auto dtype = spec.ranks > 0 ? spec.dtype : c->in[std::min(k, c->in.size() - 1)]->dtype;
+  auto dtype = spec.is_ring() ? spec.dtype : c->in[std::min(k, c->in.size() - 1)]->dtype;
   return make(kResult, {c}, spec.out[k], dtype, {.ints = {std::int64_t(k)}});
 }
 

@@ -18,6 +18,8 @@ struct CollectiveSpec : Payload {
   // before.
   int ranks = 0, rank = 0;
   DType dtype = DType::f32;
+  // Other collectives only communicate.
+  bool is_ring() const { return ranks > 0; }
 };
 extern const Op kCollective;
 // `n` is a collective.

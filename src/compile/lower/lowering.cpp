@@ -28,9 +28,6 @@ std::vector<std::int64_t> row_major(const Axes& axes) {
   }
   return s;
 }
-// Returns true for a contraction with an array that rotates around a ring. Other collectives only
-// communicate.
-bool is_ring(const CollectiveSpec& spec) { return spec.ranks > 0; }
 
 }  // namespace
 
@@ -233,7 +230,7 @@ void Lowering::lower_unit(const Unit& u) {
 void Lowering::lower_node(const NodePtr& n) {
   if (n->op == &kLoop) return lower_loop(n);
   if (n->op == &kCollective)
-    return is_ring(collective_spec_of(*n)) ? lower_ring(n) : lower_collective(n);
+    return collective_spec_of(*n).is_ring() ? lower_ring(n) : lower_collective(n);
   auto* add = n->op->kind == Kind::contract || n->op->accumulates ? accumulation(n) : nullptr;
   result_ = add ? add->place : target_place(n);
   if (n->op->kind == Kind::contract) {
