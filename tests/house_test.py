@@ -42,6 +42,39 @@ def twice(code):
             if len(all) > 1 and (all[0][1] is None or len({said for _, said in all}) > 1)}
 
 
+def class_sizes(code):
+    """Returns the lines of each class with its methods, by name and by where it is defined.
+
+    `code` holds (file, text). A class of a header is identified by its folder, one of a .cpp file
+    by its file. The methods of the former may be in any file of the folder.
+    """
+    begins = re.compile(r"^( *)(?:template <.*> )?(?:struct|class) (\w[\w:]*)[^;]*\{$")
+    method = re.compile(r"^(?![\s#/}]).*?\b(\w+)(?:<\w+>)?::~?\w+\(")
+    code = [(file, text.splitlines()) for file, text in code]
+    sizes = {}
+    for file, text in code:
+        open_at = []
+        for number, line in enumerate(text):
+            if match := begins.match(line):
+                open_at.append((match[1] + "};", match[2], number))
+            elif open_at and line == open_at[-1][0]:
+                _, name, first = open_at.pop()
+                key = name, file if file.suffix == ".cpp" else file.parent
+                sizes[key] = sizes.get(key, 0) + number + 1 - first
+    for file, text in code:
+        key = None
+        for number, line in enumerate(text):
+            if key is None and (match := method.match(line)):
+                key = next((k for k in ((match[1], file), (match[1], file.parent)) if k in sizes),
+                           None)
+                first = number
+            if key and (line == "}" or line.endswith("}") and number == first
+                        or line.endswith(";") and not line.startswith(" ")):
+                sizes[key] += number + 1 - first
+                key = None
+    return sizes
+
+
 class House(unittest.TestCase):
     maxDiff = None
 
@@ -124,8 +157,9 @@ class House(unittest.TestCase):
         self.assertEqual(rewrites, {"src/compile/chunk/defer_normalization.cpp"})
 
     def test_functions_have_at_most_100_lines(self):
-        begins = re.compile(r"^( {0,4})(?!namespace|struct|class|enum|union|\s).*[)\w] \{$")
-        for f in files("src"):
+        other = r"(?:template <.*> )?(?:namespace|struct|class|enum|union)|//|\s"
+        begins = re.compile(rf"^( {{0,4}})(?!{other}).*[)\w] \{{$")
+        for f in files("src", "backends"):
             open_at = {}
             for number, text in enumerate(f.read_text().splitlines(), 1):
                 if match := begins.match(text):
@@ -134,19 +168,23 @@ class House(unittest.TestCase):
                     first = open_at.pop(match[1], number)
                     self.assertLessEqual(number - first, 100, f"{f}:{first}")
 
-    def test_classes_have_at_most_300_lines(self):
-        begins = re.compile(r"^( *)(?:template <.*> )?(?:struct|class) (\w[\w:]*)[^;]*\{$")
-        found = set()
-        for f in files("src", "backends"):
-            open_at = []
-            for number, text in enumerate(f.read_text().splitlines(), 1):
-                if match := begins.match(text):
-                    open_at.append((match[1] + "};", match[2], number))
-                elif open_at and text == open_at[-1][0]:
-                    _, name, first = open_at.pop()
-                    if number - first >= 300:
-                        found.add(name)
-        self.none(found)
+    def test_five_classes_have_more_than_300_lines(self):
+        sizes = class_sizes((f, f.read_text()) for f in files("src", "backends"))
+        large = {name for (name, _), size in sizes.items() if size > 300}
+        self.assertEqual(large, {"NestCode", "VectorOps",      # one method for each op
+                                 "Lowering", "RegionMembers",
+                                 "Machine"})                   # the simulated one
+
+    def test_methods_outside_of_a_class_count_for_it(self):
+        declared = "struct A {\n  void f();\n};\n"
+        method = "void A::f() {\n  g();\n}\n"
+        folder = ROOT / "src" / "graph"
+        here, there = folder / "a.h", folder / "a.cpp"
+        self.assertEqual(class_sizes([(here, declared), (there, method)]), {("A", folder): 6})
+        # A class of another file with the same name.
+        other = folder / "b.cpp"
+        self.assertEqual(class_sizes([(here, declared), (other, declared + method)]),
+                         {("A", folder): 3, ("A", other): 6})
 
     def test_attributes_are_read_through_their_types(self):
         types = ("src/ops/attr.h", "src/graph/loop.h", "src/compile/lower/masked_matmuls.h")
