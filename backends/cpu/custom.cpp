@@ -74,6 +74,9 @@ bool multiply(const program::HostMatmul& p) {
   return true;
 }
 
+// elements of the calls that a worker runs at a time
+constexpr std::int64_t elements_of_block = 4096;
+
 class CustomStep final : public CompiledStep {
  public:
   explicit CustomStep(const program::Step& step)
@@ -83,7 +86,7 @@ class CustomStep final : public CompiledStep {
     for (auto& view : what.arrays) places_.emplace_back(view);
     const std::int64_t each =
         program::points(Dims(what.dims.begin() + what.outer, what.dims.end()));
-    per_block_ = std::max<std::int64_t>(1, 4096 / std::max<std::int64_t>(1, each));
+    per_block_ = std::max<std::int64_t>(1, elements_of_block / std::max<std::int64_t>(1, each));
   }
   void run(Frame& frame) override {
     for (std::size_t k = 0; k < places_.size(); ++k) first_[k] = places_[k].at(frame);

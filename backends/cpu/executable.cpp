@@ -446,6 +446,9 @@ class CpuExecutable final : public program::Executable, public program::Recordab
 constexpr std::int64_t max_slot_bytes = 5 << 18, max_shared_slot_bytes = 32 << 20;
 
 constexpr double few_multiplications = 4 << 20;  // per matmul: a small one
+// Iterations with large matmuls run in parallel if they keep at least this percentage of the
+// threads busy, on average.
+constexpr std::int64_t min_busy_percent = 80;
 
 // Returns the number of blocks into which a block mask splits a contraction.
 double blocks_of(const program::Contract& c) {
@@ -495,7 +498,7 @@ class CpuDevice final : public program::Device {
     if (workers == 0) workers = threads();
     const std::int64_t rounds = (iterations + workers - 1) / workers;
     const bool small = program::multiplications(loop.body) / matmuls < few_multiplications;
-    if (!small && 5 * iterations < 4 * rounds * workers) return 0;
+    if (!small && 100 * iterations < min_busy_percent * rounds * workers) return 0;
     return static_cast<int>(std::min<std::int64_t>(iterations, workers));
   }
   std::unique_ptr<program::Executable> compile(std::shared_ptr<const Program> program) override {

@@ -22,6 +22,24 @@ constexpr std::int64_t most_blocks = 128, most_chunks = 64;
 constexpr std::int64_t long_row_of_tile = 1024;  // minimum row length for a tile of one row
 constexpr std::int64_t few_lanes = 32;  // minimum number of lanes of a tile with all inner elements
 constexpr std::int64_t few_outer_boxes = 16;  // with fewer, the inner space is split as well
+// lanes of a tile, if all lanes exceed half a tile: of a step that only reduces and has many lanes,
+// and of other steps
+constexpr std::int64_t many_lanes = 2048, lanes_of_reduction = 1024, usual_lanes = 256;
+constexpr std::int64_t rows_of_sum = 32;  // rows of lanes after which a sum is widened
+// size of the largest tile that stays in registers, in tiles of TileLimits::elements
+constexpr std::int64_t most_resident_tiles = 4;
+// A tile may be contiguous if it has at least 1 / 4 of TileLimits::elements.
+constexpr std::int64_t contiguous_share = 4;
+constexpr std::int64_t fewest_rows_of_tile = 4;   // a tile with room for fewer has one row
+constexpr std::int64_t fewest_joined_boxes = 16;  // outer boxes that remain if rows are joined
+// size of joined rows, in tiles: of a step with more than row_ops_ratio instructions per row for
+// each instruction per element, and of other steps
+constexpr int row_ops_ratio = 2;
+constexpr std::int64_t joined_tiles_of_row_ops = 16, joined_tiles = 4;
+constexpr std::int64_t vector_elements = 16;      // elements of a vector of f32 with AVX-512
+constexpr std::int64_t shortest_in_vectors = 32;  // elements; longer boxes consist of full vectors
+// elements of a square tile along the last dim, and of the shortest dims that have one
+constexpr std::int64_t square_side = 32, shortest_square_dim = 8;
 
 // Returns the time of an instruction in nanoseconds per 16 elements, for f32 with AVX-512.
 std::int64_t work_of(const Instr& in) {
@@ -222,13 +240,13 @@ class TileChooser {
   void choose_lanes() {
     FusedPlan& p = plan_;
     const std::int64_t tile = limits_.elements;
-    const std::int64_t lanes = p.outer_points <= tile / 2                 ? tile
-                               : p.only_reduces && p.outer_points >= 2048 ? 1024
-                                                                          : 256;
+    const std::int64_t lanes = p.outer_points <= tile / 2                       ? tile
+                               : p.only_reduces && p.outer_points >= many_lanes ? lanes_of_reduction
+                                                                                : usual_lanes;
     p.outer_box = split(0, p.outer_dims, std::min({tile, lanes, lanes_of_tile()}));
-    const bool keep = limits_.may_keep && p.inner_points * p.outer_box <= 4 * tile;
-    // number of rows after which a sum is widened
-    const std::int64_t rows = limits_.may_keep && step_.reduces ? 32 : 1;
+    const bool keep =
+        limits_.may_keep && p.inner_points * p.outer_box <= most_resident_tiles * tile;
+    const std::int64_t rows = limits_.may_keep && step_.reduces ? rows_of_sum : 1;
     split(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile / p.outer_box));
   }
   // Returns the number of lanes of a tile that is contiguous, so that it is not copied: it has one
@@ -238,11 +256,11 @@ class TileChooser {
   std::int64_t lanes_of_tile() const {
     const FusedPlan& p = plan_;
     const std::int64_t tile = limits_.elements, points = std::max<std::int64_t>(1, p.inner_points);
-    auto fits = [&](std::int64_t lanes) { return lanes * points <= 4 * tile; };
+    auto fits = [&](std::int64_t lanes) { return lanes * points <= most_resident_tiles * tile; };
     const std::int64_t last = p.size[p.outer_dims - 1];
     const bool all_in_one = last == p.outer_points && last <= tile;
     if (!limits_.may_keep || all_in_one) return tile;
-    const bool contiguous = last >= few_lanes && last * points >= tile / 4;
+    const bool contiguous = last >= few_lanes && last * points >= tile / contiguous_share;
     if (step_.last_pass() == 0) return contiguous ? last : tile;
     if (!fits(few_lanes)) return tile;
     if (contiguous && fits(last)) return last;
@@ -251,11 +269,12 @@ class TileChooser {
   void choose_rows_of_tile() {
     FusedPlan& p = plan_;
     const std::int64_t tile = limits_.elements;
-    const bool keep = limits_.may_keep && p.inner_points <= 4 * tile;
+    const bool keep = limits_.may_keep && p.inner_points <= most_resident_tiles * tile;
     p.inner_box =
         split(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile);
-    std::int64_t rows = p.inner_box * 4 <= tile ? tile / p.inner_box : 1;
-    if (limits_.may_join) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
+    std::int64_t rows = p.inner_box * fewest_rows_of_tile <= tile ? tile / p.inner_box : 1;
+    if (limits_.may_join)
+      rows = std::max(rows, std::min(rows_at_once(), p.outer_points / fewest_joined_boxes));
     split(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
   }
   // Returns the number of rows per tile. With reductions, or with values that a row shares, several
@@ -267,7 +286,9 @@ class TileChooser {
     int once = 0, inner = 0;
     for (int i = 0; i < step_.count(); ++i)
       if (step_.info(i).needed) ++(step_.instr(i).inner ? inner : once);
-    return (once > 2 * inner ? 16 : 4) * limits_.elements / plan_.inner_box;
+    const std::int64_t tiles =
+        once > row_ops_ratio * inner ? joined_tiles_of_row_ops : joined_tiles;
+    return tiles * limits_.elements / plan_.inner_box;
   }
 
   // Splits the dims [first, last) into boxes of about `points` elements, starting at the last dim.
@@ -284,7 +305,8 @@ class TileChooser {
                            parts = std::max<std::int64_t>(1, (n + most - 1) / most);
         box = std::max<std::int64_t>(1, (n + parts - 1) / parts);
       }
-      if (box >= 32 && box < n) box = std::min(n, (box + 15) / 16 * 16);  // full vectors
+      if (box >= shortest_in_vectors && box < n)
+        box = std::min(n, (box + vector_elements - 1) / vector_elements * vector_elements);
       plan_.box[d] = box;
       taken *= box;
       is_full |= box < n || taken >= points;
@@ -296,13 +318,14 @@ class TileChooser {
   void square_tile() {
     FusedPlan& p = plan_;
     int last = p.dims - 1;
-    if (last < 1 || p.size[last] < 8) return;
+    if (last < 1 || p.size[last] < shortest_square_dim) return;
     for (const Access& access : p.accesses) {
       if (access.iota || std::abs(access.strides[static_cast<std::size_t>(last)]) <= 1) continue;
       for (int d = 0; d < last; ++d) {
-        if (std::abs(access.strides[static_cast<std::size_t>(d)]) != 1 || p.size[d] < 8) continue;
+        if (std::abs(access.strides[static_cast<std::size_t>(d)]) != 1) continue;
+        if (p.size[d] < shortest_square_dim) continue;
         std::fill(p.box, p.box + p.dims, 1);
-        p.box[last] = std::min<std::int64_t>(p.size[last], 32);
+        p.box[last] = std::min<std::int64_t>(p.size[last], square_side);
         p.box[d] = std::min<std::int64_t>(
             p.size[d], std::max<std::int64_t>(1, limits_.elements / p.box[last]));
         return;

@@ -23,6 +23,10 @@ constexpr std::int64_t rows_bytes = 160 * 1024;
 constexpr std::int64_t most_in_cache = 1 << 16;
 // minimum number of columns for which a map runs row by row
 constexpr std::int64_t min_columns = 64;
+// elements of a tile: of a step with at most few_instructions, whose registers all fit into the
+// first-level cache, and of other steps
+constexpr std::size_t few_instructions = 10;
+constexpr std::int64_t tile_of_few = 4096, usual_tile = 1024;
 
 Code combining(Code store) {
   return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min;
@@ -467,14 +471,13 @@ FusedPlan plan_fused(const Fused& step, const Context* context) {
   const Fused& fused = words ? *words : step;
   if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size())
     throw Error("[fused] more outer dimensions than dimensions");
-  // few registers: all of them fit into L1
-  const std::int64_t tile = fused.code.size() <= 10 ? 4096 : 1024;
+  const std::int64_t tile = fused.code.size() <= few_instructions ? tile_of_few : usual_tile;
   FusedPlan plan =
       plan_within(fused, context, {.elements = tile, .may_join = true, .may_keep = true});
   if (plan.register_bytes > rows_bytes)
     plan = plan_within(fused, context, {.elements = tile, .may_join = false, .may_keep = true});
   auto fits = [&] { return plan.register_bytes + TileValues::bytes(plan) + 64 <= workspace_bytes; };
-  for (std::int64_t smaller = 1024; !fits() && smaller >= 1; smaller /= 2)
+  for (std::int64_t smaller = usual_tile; !fits() && smaller >= 1; smaller /= 2)
     plan = plan_within(fused, context, {.elements = smaller, .may_join = false, .may_keep = false});
   if (!fits()) throw Error("[fused] too many values are live at once");
   return plan;

@@ -56,12 +56,23 @@ dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std:
           type_of(dtype),
           dnnl::memory::dims{stride[0] == 0 ? rows * cols : stride[0], stride[1], stride[2]}};
 }
+// The smallest matmul that a kernel of this backend runs.
+struct SmallestMatmul {
+  std::int64_t m, n, k;  // rows, columns and summed positions
+  bool is_reached_by(const GemmShape& s) const { return s.m >= m && s.n >= n && s.k >= k; }
+};
+constexpr SmallestMatmul smallest_f32{8, 16, 8};
+constexpr SmallestMatmul smallest_bf16{2, 4, 4};       // other implementations widen bf16 slowly
+constexpr SmallestMatmul smallest_packed{16, 16, 16};  // by a kernel that packs all rows of a
+// summed positions of a matmul that accumulates in f32 and may have any number of rows
+constexpr std::int64_t most_accumulated = 512;
 // Returns true for matmuls in which the overhead of oneDNN exceeds the time of its multiplications.
 bool is_small(const GemmShape& s) {
-  if (s.m < 16 || s.n < 16 || s.k < 16) return false;
+  if (!smallest_packed.is_reached_by(s)) return false;
   // Accumulating matmuls in f32 run in blocks of rows, so m has no limit. oneDNN is 1.7x slower for
   // them.
-  if (s.accumulate && s.out == DType::f32 && s.k <= 512) return s.n * s.k <= 2 * most_packed;
+  if (s.accumulate && s.out == DType::f32 && s.k <= most_accumulated)
+    return s.n * s.k <= 2 * most_packed;
   return s.m * s.k <= most_packed && s.n * s.k <= most_packed;
 }
 bool has_unit_strides(const GemmShape& s) {
@@ -101,8 +112,7 @@ bool uses_own_kernel(const GemmShape& s) {
   if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1)
     return false;
   if (kernel->only_small) return is_small(s) && has_unit_strides(s);
-  // the thresholds of bf16 are lower, because other implementations widen bf16 slowly
-  return s.a == DType::f32 ? s.m >= 8 && s.n >= 16 && s.k >= 8 : s.m >= 2 && s.n >= 4 && s.k >= 4;
+  return (s.a == DType::f32 ? smallest_f32 : smallest_bf16).is_reached_by(s);
 }
 
 class Gemm {

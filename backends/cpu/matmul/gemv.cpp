@@ -34,6 +34,8 @@ constexpr std::int64_t kMostColumns = 2048;  // per pass
 constexpr std::int64_t kMostX = 1 << 15;     // floats of x at a time
 constexpr std::int64_t kTaskWork = 1 << 15;  // multiplications per task
 constexpr std::int64_t kLeastTasks = 16;
+constexpr std::int64_t kShortestSide = 8;       // columns and summed positions of a matrix
+constexpr std::int64_t kSmallestMatrix = 2048;  // elements
 std::int64_t parts_of(std::int64_t n, std::int64_t block) { return (n + block - 1) / block; }
 
 bool is_read(DType type) { return type == DType::f32 || type == DType::bf16; }
@@ -61,10 +63,11 @@ std::optional<GemvPlan> plan_gemv(const Contract& c) {
   GemvPlan plan;
   plan.swapped = points(dims.n) == 1;
   if (plan.swapped) dims.swap_operands();
-  if (points(dims.m) != 1 || points(dims.n) < 8 || points(dims.k) < 8) return {};
+  if (points(dims.m) != 1 || points(dims.n) < kShortestSide || points(dims.k) < kShortestSide)
+    return {};
   const std::int64_t work = points(dims.n) * points(dims.k);
   // for small contractions, LoopContractStep accumulates in f64
-  if (work < 2048 || work * points(dims.batch) < kTaskWork) return {};
+  if (work < kSmallestMatrix || work * points(dims.batch) < kTaskWork) return {};
   if (!is_read(c.a.dtype) || !is_read(c.b.dtype) || !is_read(c.out.dtype)) return {};
   dims.normalize();
   if (dims.k.size() != 1) return {};

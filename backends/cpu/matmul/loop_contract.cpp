@@ -36,7 +36,7 @@ class LoopContractStep final : public CompiledStep {
     if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= fewest_macs) lane_ = LaneType::f64;
     m_blocks_ = (m_ + rows - 1) / rows;
     n_blocks_ = (n_ + cols - 1) / cols;
-    workers_ = batch_ * m_ * n_ * k_ < (1 << 18) ? 1 : threads();
+    workers_ = batch_ * m_ * n_ * k_ < least_shared_macs ? 1 : threads();
   }
   void run(Frame& frame) override {
     const std::byte *a = a_.at(frame), *b = b_.at(frame);
@@ -50,6 +50,7 @@ class LoopContractStep final : public CompiledStep {
 
  private:
   static constexpr std::int64_t rows = 32, cols = 64, depth = 256;
+  static constexpr std::int64_t least_shared_macs = 1 << 18;  // that several threads share
 
   void tile(const std::byte* a, const std::byte* b, std::byte* out, std::int64_t batch,
             std::int64_t m, std::int64_t mm, std::int64_t n, std::int64_t nn) const {

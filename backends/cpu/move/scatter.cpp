@@ -71,19 +71,21 @@ class ScatterStep final : public CompiledStep {
                        most = points / kUpdatesPerBlock;
     const bool are_columns_distinct = lines_.run_stride(1) != 0;  // distinct elements of the target
     columns_ = std::max<std::int64_t>(n, 1);
-    if (are_columns_distinct && n >= 128 && most > 1) {
+    if (are_columns_distinct && n >= 2 * kPartColumns && most > 1) {
       part_ = {};
-      const std::int64_t parts = std::min(n / 64, most);
-      columns_ = std::min(n, ((n + parts - 1) / parts + 63) / 64 * 64);
+      const std::int64_t parts = std::min(n / kPartColumns, most),
+                         columns = (n + parts - 1) / parts;
+      columns_ = std::min(n, (columns + kPartColumns - 1) / kPartColumns * kPartColumns);
       blocks_ = (n + columns_ - 1) / columns_;
     } else if (part_.last > 1 && most > 1) {
-      const std::int64_t parts = std::min({part_.last, most, std::int64_t(64)});
+      const std::int64_t parts = std::min({part_.last, most, kMostBlocks});
       positions_ = (part_.last + parts - 1) / parts;
       blocks_ = (part_.last + positions_ - 1) / positions_;
     } else {
       part_ = {};
       // each block packs all updates
-      const std::int64_t runs = lines_.disjoint_runs(), most_blocks = packs_ ? 2 * threads() : 64,
+      const std::int64_t runs = lines_.disjoint_runs(),
+                         most_blocks = packs_ ? kPackingBlocks * threads() : kMostBlocks,
                          parts = std::clamp<std::int64_t>(most, 1, std::min(runs, most_blocks));
       runs_per_block_ = (runs + parts - 1) / parts;
       splits_runs_ = runs_per_block_ < runs;
@@ -226,6 +228,9 @@ class ScatterStep final : public CompiledStep {
   }
   static constexpr std::int64_t kShortest = 8;  // elements of a run that a kernel combines
   static constexpr std::int64_t kUpdatesPerBlock = 16384;
+  static constexpr std::int64_t kPartColumns = 64;   // columns of a block are a multiple of it
+  static constexpr std::int64_t kMostBlocks = 64;    // that split a dim, or runs
+  static constexpr std::int64_t kPackingBlocks = 2;  // blocks per thread, if each packs updates
   Place updates_, target_;
   Ids ids_;
   DType dtype_;

@@ -89,6 +89,11 @@ template <DType dtype, class Bits> std::int32_t short_key(Bits bits) {
   return static_cast<std::int32_t>(std::uint32_t(bits) ^ (std::uint32_t(1) << 31));
 }
 
+// values of the longest lines that a network sorts: always, and if the lines fill at least half of
+// its columns
+constexpr std::int64_t most_of_network = 256, most_of_filled_network = 2048;
+constexpr std::int64_t sorted_values_of_block = 8192;
+
 // How a sort is computed, chosen by dtype and sizes.
 struct SortPlan {
   enum class Method { network, radix, merge };
@@ -103,14 +108,15 @@ struct SortPlan {
     const std::int64_t n = std::max<std::int64_t>(1, lines.length);
     std::int64_t item_bytes = 2 * sizeof(Keyed) + sizeof(scalar::Value);
     if (haliax::bytes_of(sort.x.dtype) <= 4 && n <= std::numeric_limits<std::int32_t>::max()) {
-      const bool is_small = n <= 256 || (n <= 2048 && lines.count >= sort_columns / 2);
+      const bool is_small =
+          n <= most_of_network || (n <= most_of_filled_network && lines.count >= sort_columns / 2);
       method = is_small ? Method::network : Method::radix;
       together = is_small ? sort_columns : 1;
       const std::int64_t arrays = is_small ? 1 : 2;
       item_bytes = together * std::int64_t(arrays * sizeof(Packed) + sizeof(std::uint32_t));
     }
     bytes = (n * item_bytes + 63) / 64 * 64;
-    per_block = std::max(together, 8192 / n / together * together);
+    per_block = std::max(together, sorted_values_of_block / n / together * together);
     blocks = (lines.count + per_block - 1) / per_block;
   }
   int workers(int most) const {
