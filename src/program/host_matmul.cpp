@@ -7,6 +7,7 @@
 
 #include "base/scalar.h"
 #include "base/thread_pool.h"
+#include "program/matmul_blocks.h"
 
 namespace haliax::program {
 
@@ -53,10 +54,6 @@ void multiply(const HostMatmul& p) {
 namespace {
 
 constexpr double least_parallel = 1 << 20;  // multiplications
-// Columns of a part: full panels of the kernels, and few enough parts that each pays for its
-// copies.
-constexpr std::int64_t columns_of_panel = 48, fewest_part_columns = 192;
-
 // A result costs at least as much as this many multiplications.
 constexpr std::int64_t least_per_result = 8;
 double multiplications(const HostMatmul& p) {
@@ -86,17 +83,17 @@ void HostMatmuls::run() {
     multiply(tasks_[std::size_t(task)]);
   });
 }
-// Splits the columns of matmuls that have more multiplications than `most`. The results are bitwise
-// independent of the split, so it may depend on the number of threads.
+// Splits the columns of matmuls that have more multiplications than `most`. A part has full panels,
+// and enough columns to pay for its copies. The results are bitwise independent of the split, so it
+// may depend on the number of threads.
 void HostMatmuls::split(double most) {
   const auto count = tasks_.size();
   for (std::size_t i = 0; i < count; ++i) {
     const auto p = tasks_[i];
-    const auto parts =
-        std::clamp<std::int64_t>(std::int64_t(multiplications(p) / most + 0.5), 1,
-                                 std::max<std::int64_t>(1, p.n / fewest_part_columns));
+    const auto parts = std::clamp<std::int64_t>(std::int64_t(multiplications(p) / most + 0.5), 1,
+                                                std::max<std::int64_t>(1, p.n / kMinPartColumns));
     const auto columns =
-        ((p.n + parts - 1) / parts + columns_of_panel - 1) / columns_of_panel * columns_of_panel;
+        ((p.n + parts - 1) / parts + kPanelColumns - 1) / kPanelColumns * kPanelColumns;
     const auto bytes = scalar::bytes_per(p.dtype);
     for (std::int64_t first = 0; parts > 1 && first < p.n; first += columns) {
       auto part = p;

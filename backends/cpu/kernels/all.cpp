@@ -17,6 +17,7 @@
 
 #include "backends/cpu/kernels.h"
 #include "base/scalar.h"
+#include "program/matmul_blocks.h"
 
 namespace haliax::cpu::HALIAX_ISA {
 namespace {

@@ -6,11 +6,14 @@
 #include <optional>
 
 #include "backends/cpu/kernels.h"
+#include "program/matmul_blocks.h"
 
 namespace haliax::cpu {
 namespace {
 
 using program::Contract;
+using program::kMinPartColumns;
+using program::kPanelColumns;
 using program::MatrixDim;
 using program::offset_at;
 using program::points;
@@ -58,10 +61,11 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
     p.m_block = block_of(c.m.n, blocks_of(c.m.n, most_packed / c.k.n / 32 * 32), 32);
   // Sums over k_outer pass over their block again and again, so it should stay in the cache.
   if (p.k_points > 1 && p.n_block > most_summed)
-    p.n_block = block_of(c.n.n, blocks_of(c.n.n, most_summed), 48);
+    p.n_block = block_of(c.n.n, blocks_of(c.n.n, most_summed), kPanelColumns);
   // two blocks per thread, as threads differ in speed
   const std::int64_t n_blocks = blocks_of(c.n.n, p.n_block);
-  if (n_blocks > 1 && p.n_block >= most_columns) p.n_block = block_of(c.n.n, 2 * n_blocks, 48);
+  if (n_blocks > 1 && p.n_block >= most_columns)
+    p.n_block = block_of(c.n.n, 2 * n_blocks, kPanelColumns);
   p.m_blocks = blocks_of(c.m.n, p.m_block);
   p.n_blocks = blocks_of(c.n.n, p.n_block);
 }
@@ -71,8 +75,8 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
 constexpr std::int64_t small_matmul = 1 << 19;
 constexpr std::int64_t macs_of_call = 1 << 20;  // multiplications of small matmuls in a call
 constexpr std::int64_t most_parts = 16, macs_of_part = 1 << 21;
-// oneDNN is fastest with tall parts.
-constexpr std::int64_t fewest_part_columns = 192, fewest_part_rows = 512;
+// oneDNN is fastest with tall parts: of at least kMinPartColumns columns and this many rows.
+constexpr std::int64_t fewest_part_rows = 512;
 
 // Chooses the blocks of the matmuls. For oneDNN they depend on the sizes only. Columns are split
 // first, so that each block of columns reads its part of b once.
@@ -98,7 +102,7 @@ void choose_blocks(MatmulPlan& p) {
   std::int64_t parts = 1;
   while (parts < most_parts && parts * 2 * macs_of_part <= total) parts *= 2;
   parts = p.group > 1 ? 1 : std::max<std::int64_t>(1, parts / std::max<std::int64_t>(1, matrices));
-  const std::int64_t n_parts = std::clamp<std::int64_t>(c.n.n / fewest_part_columns, 1, parts);
+  const std::int64_t n_parts = std::clamp<std::int64_t>(c.n.n / kMinPartColumns, 1, parts);
   const std::int64_t m_parts = std::clamp<std::int64_t>(c.m.n / fewest_part_rows, 1,
                                                         std::max<std::int64_t>(1, parts / n_parts));
   p.n_block = std::min(c.n.n, round_up(blocks_of(c.n.n, n_parts), n_parts > 1 ? 64 : 1));

@@ -11,16 +11,20 @@
 #include "haliax/chunked.h"
 #include "haliax/error.h"
 #include "ops/prim.h"
+#include "program/matmul_blocks.h"
 
 namespace haliax {
 namespace {
+
+using program::kPanelColumns;
 
 constexpr std::int64_t kFullRowQueries = 64;  // queries per iteration, if it has all keys
 // queries and keys of a tile, if kFullRowQueries rows of scores exceed the memory of a parallel
 // slot
 constexpr std::int64_t kTileQueries = 256, kTileKeys = 384;
 // queries per iteration, if keys cannot be tiled: halved until the scores fit in a slot
-constexpr std::int64_t kMostFewQueries = 32, kLeastFewQueries = 8;
+constexpr std::int64_t kMostFewQueries = 32;
+constexpr std::int64_t kLeastQueries = 8;       // per iteration, with or without tiles of keys
 constexpr std::int64_t kRequestedKeyTiles = 3;  // tiles of keys, if the call requests tiles of keys
 // rows of a tile of (rows, columns): all, then these, halved; a fit with few rows ends the search
 constexpr std::int64_t kMostTileRows = 4096, kEnoughTileRows = 256;
@@ -30,11 +34,12 @@ constexpr std::int64_t kFirstTile = 64;
 constexpr double kMinGrowth = 1.06;
 constexpr int kFewerTiles = 3;  // smaller tiles that are tried, each half of the one before
 // Tile sizes are multiples of `unit`, for tiles of at least `from` positions. The first entry that
-// applies is used. Matmul kernels compute a divisor of 48 columns at once.
+// applies is used. Matmul kernels compute a divisor of kPanelColumns columns at once.
 struct SizeUnit {
   std::int64_t from, unit;  // positions
 };
-constexpr SizeUnit kSizeUnits[] = {{512, 96}, {96, 48}, {64, 16}, {16, 8}, {0, 1}};
+constexpr SizeUnit kSizeUnits[] = {
+    {512, 2 * kPanelColumns}, {2 * kPanelColumns, kPanelColumns}, {64, 16}, {16, 8}, {0, 1}};
 // Tiles of equal sizes are preferred if their size is a multiple of kEqualUnit positions, and if
 // their count exceeds the smallest count by at most 1 / kMoreTiles of it.
 constexpr std::int64_t kEqualUnit = 8, kMoreTiles = 5;
@@ -455,7 +460,8 @@ class TileSearch {
     auto together = widest ? widest->size() / (position_count(independent) *
                                                position_count(regions_.axes) * keys.size)
                            : 1;
-    return std::max<std::int64_t>(8, kTileQueries / std::max<std::int64_t>(1, together));
+    return std::max<std::int64_t>(kLeastQueries,
+                                  kTileQueries / std::max<std::int64_t>(1, together));
   }
   std::optional<Trial> search_parallel_slots(const program::Machine& machine) {
     const auto max_parallel_slot_bytes = std::int64_t(machine.max_parallel_slot_bytes);
@@ -471,7 +477,7 @@ class TileSearch {
               plan_single_heads(independent, tile_rows(independent, *keys)), *keys, kTileKeys)))
         return t;
     std::optional<Trial> best;  // fewer queries, until an iteration fits in a slot
-    for (auto queries = kMostFewQueries; queries >= kLeastFewQueries; queries /= 2) {
+    for (auto queries = kMostFewQueries; queries >= kLeastQueries; queries /= 2) {
       if (auto t = try_in_parallel(plan_single_heads(independent, queries))) best = std::move(t);
       if (best && best->parallel_slot_bytes <= max_parallel_slot_bytes) break;
     }
