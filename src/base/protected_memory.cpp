@@ -32,8 +32,8 @@ void ProtectedMemory::give_back(std::byte* data, bool idle) {
   std::lock_guard hold(lock_);
   auto freed = used_.extract(data - base_);
   const auto at = freed.key(), bytes = freed.mapped();
-  if (auto first = (at + 4095) / 4096 * 4096, end = (at + bytes) / 4096 * 4096;
-      idle && end - first >= (1 << 20))
+  if (auto first = (at + kPage - 1) / kPage * kPage, end = (at + bytes) / kPage * kPage;
+      idle && end - first >= kMinReturned)
     madvise(base_ + first, std::size_t(end - first), MADV_DONTNEED);
   in_use_ -= bytes;
   auto next = free_.lower_bound(at);

@@ -37,6 +37,8 @@ class ProtectedMemory {
 #else
   static constexpr std::size_t kBytes = std::size_t(1) << 36;
 #endif
+  static constexpr std::int64_t kPage = 4096;            // bytes
+  static constexpr std::int64_t kMinReturned = 1 << 20;  // bytes; smaller idle blocks stay resident
   std::byte* base_ = nullptr;
   std::atomic<std::int64_t> in_use_{0};
   int opened_ = 0;

@@ -26,6 +26,9 @@ using program::CollectiveKind;
 
 // approximate bytes of packed messages per device at a time
 constexpr std::int64_t kStaging = 8 << 20;
+// messages to and from each device of the group that kStaging allows for
+constexpr std::int64_t kStagedMessages = 4;
+constexpr std::int64_t kMinMessage = 1 << 14, kMaxMessage = 1 << 20;  // bytes
 
 std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
   h ^= v + 0x9e3779b97f4a7c15 + (h << 6) + (h >> 2);
@@ -59,7 +62,8 @@ class RankCommunicator::CollectiveRun {
     // read only
     for (std::size_t k = 0; k < how.x.size(); ++k) x_.push_back(const_cast<void*>(x[k]));
     out_.assign(out, out + how.out.size());
-    piece_ = std::clamp<std::int64_t>(kStaging / std::int64_t(4 * group_.size()), 1 << 14, 1 << 20);
+    piece_ = std::clamp(kStaging / (kStagedMessages * std::int64_t(group_.size())), kMinMessage,
+                        kMaxMessage);
   }
   void run() {
     try {
@@ -299,7 +303,7 @@ class RankCommunicator::CollectiveRun {
   std::vector<int> group_;
   std::size_t mine_ = 0;
   std::vector<void*> x_, out_;
-  std::int64_t piece_;
+  std::int64_t piece_;  // bytes; maximum size of a message
   std::unique_ptr<Staging> staging_;
   std::vector<Peers::Transfer> pending_;
 };

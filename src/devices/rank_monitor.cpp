@@ -13,6 +13,13 @@ using program::Ranks;
 using Channel = Ranks::Channel;
 using namespace std::chrono_literals;
 
+// time between heartbeats, or less if fewer than kHeartbeatsOfPatience fit into the patience
+constexpr std::chrono::milliseconds kHeartbeat = 1s;
+constexpr int kHeartbeatsOfPatience = 4;
+constexpr auto kMonitorInterval = 20ms;  // time between checks for notices
+// time for notices to arrive before this rank exits: after a failure, and without one
+constexpr auto kNoticeTimeAfterFailure = 2s, kNoticeTime = 10s;
+
 RankMonitor::RankMonitor(Ranks& transport, std::chrono::milliseconds patience)
     : transport_(transport), me_(transport.rank()), count_(transport.count()), patience_(patience),
       ended_(std::size_t(count_)), last_heartbeat_(Clock::now()),
@@ -39,7 +46,8 @@ void RankMonitor::monitor() {
       if (notices_.empty()) changed_.notify_all();
       if (auto now = Clock::now(); count_ > 1 && now >= beat) {
         send_notice(next_rank(), heartbeat, {});
-        beat = now + std::min<Clock::duration>(1s, patience_.count() ? patience_ / 4 : 1000ms);
+        beat = now + std::min(kHeartbeat,
+                              patience_.count() ? patience_ / kHeartbeatsOfPatience : kHeartbeat);
       }
       auto silent = Clock::now() - last_heartbeat_;
       if (patience_.count() && count_ > 1 && !failed_ && silent > patience_) {
@@ -51,7 +59,7 @@ void RankMonitor::monitor() {
     } catch (const std::exception& e) {
       note_failure(e.what());
     }
-    changed_.wait_for(hold, 20ms, [&] { return stop_; });
+    changed_.wait_for(hold, kMonitorInterval, [&] { return stop_; });
   }
 }
 void RankMonitor::receive_notices() {
@@ -143,7 +151,8 @@ void RankMonitor::leave() {
                   [&] { return failed_ || std::count(ended_.begin(), ended_.end(), 0) == 0; });
     // Notices take a while to arrive. The first rank that exits may end all others (mpirun ends the
     // job), so the others get time to report the reason.
-    changed_.wait_for(hold, failed_ ? 2s : 10s, [&] { return notices_.empty() && !failed_; });
+    changed_.wait_for(hold, failed_ ? kNoticeTimeAfterFailure : kNoticeTime,
+                      [&] { return notices_.empty() && !failed_; });
     stop_ = true;
     changed_.notify_all();
   }
@@ -165,7 +174,7 @@ std::string RankMonitor::current_call() const {
 }
 void RankMonitor::announce_wait(int rank) {
   std::lock_guard hold(lock_);
-  if (waiting_.exchange(true) && Clock::now() - last_wait_notice_ <= 3s) return;
+  if (waiting_.exchange(true) && Clock::now() - last_wait_notice_ <= kWaitNotice) return;
   send_notice(rank, waits, current_call_);
   last_wait_notice_ = Clock::now();
 }

@@ -29,6 +29,10 @@ inline constexpr const char* kSameCallsHint =
     "all ranks must make the same calls on a mesh and read "
     "the same distributed arrays, in the same order";
 
+// A rank without progress for this long notifies the rank that it waits for, and repeats the notice
+// after this time.
+inline constexpr std::chrono::seconds kWaitNotice{3};
+
 // A thread of this rank sends heartbeats to the next rank, and exchanges notices with all others.
 class RankMonitor {
  public:
@@ -41,8 +45,8 @@ class RankMonitor {
   // another rank makes another call under this number.
   void begin_call(std::uint64_t number, const std::string& description);
   std::string current_call() const;
-  // Notifies a rank that this one waits for its messages, at most once in 3 s. If that rank waits
-  // as well, at another call, all ranks raise.
+  // Notifies a rank that this one waits for its messages, at most once in kWaitNotice. If that rank
+  // waits as well, at another call, all ranks raise.
   void announce_wait(int rank);
   void end_wait() { waiting_ = false; }
 

@@ -20,6 +20,17 @@ using program::Ranks;
 using Channel = Ranks::Channel;
 using namespace std::chrono_literals;
 
+// A thread that waits for messages polls, then yields, then sleeps between polls. Counts are of
+// polls without progress.
+constexpr int kPolls = 50, kPollsWithYield = 500;
+constexpr auto kSleep = 30us;
+constexpr int kPollsPerCheck = 5000;  // between two calls of check_suspects
+// the same for strings outside of calls, without yields
+constexpr int kTextPolls = 100;
+constexpr auto kTextSleep = 50us;
+// time for messages of a rank that has ended to arrive: within a call, and outside of calls
+constexpr auto kLastMessages = 1s, kLastTexts = 2s;
+
 // ---- calls ----
 Peers::Peers(Ranks& transport, std::chrono::milliseconds patience)
     : transport_(transport), me_(transport.rank()), count_(transport.count()),
@@ -61,18 +72,18 @@ void Peers::wait(std::vector<Transfer>& all) {
       since = Clock::now();
     }
 
-    if (idle < 50) continue;
-    if (idle < 500)
+    if (idle < kPolls) continue;
+    if (idle < kPollsWithYield)
       std::this_thread::yield();
     else
-      std::this_thread::sleep_for(30us);
-    if (idle % 5000 == 4999) check_suspects(all, since);
+      std::this_thread::sleep_for(kSleep);
+    if (idle % kPollsPerCheck == kPollsPerCheck - 1) check_suspects(all, since);
   }
   monitor_.end_wait();
 }
-// Raises if the sender of a missing message runs another call or has ended. After 3 s without
-// progress, notifies the sender that this rank waits for it. If the sender waits as well, at
-// another call, all ranks raise (receive_notices). since: when the last transfer was done.
+// Raises if the sender of a missing message runs another call or has ended. After kWaitNotice
+// without progress, notifies the sender that this rank waits for it. If the sender waits as well,
+// at another call, all ranks raise. since: when the last transfer was done.
 void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point since) {
   constexpr int of_ends = 1 << (2 * kDeviceBits);  // values of the low part of a tag: both devices
   for (auto& p : all) {
@@ -84,11 +95,12 @@ void Peers::check_suspects(const std::vector<Transfer>& all, Clock::time_point s
       throw Error(
           fmt::format("[ranks] rank {} makes a different call than rank {}, which is at {}; {}",
                       p.other.rank, me_, monitor_.current_call(), kSameCallsHint));
-    if (monitor_.has_ended(p.other.rank) && Clock::now() - since > 1s)
+    if (monitor_.has_ended(p.other.rank) && Clock::now() - since > kLastMessages)
       throw Error(fmt::format("[ranks] rank {} has ended, but rank {} waits for it at {}; {}",
                               p.other.rank, me_, monitor_.current_call(), kSameCallsHint));
   }
-  if (Clock::now() - since >= 3s && !all.empty()) monitor_.announce_wait(all.front().other.rank);
+  if (Clock::now() - since >= kWaitNotice && !all.empty())
+    monitor_.announce_wait(all.front().other.rank);
 }
 
 // ---- strings ----
@@ -97,8 +109,8 @@ void Peers::wait_for(Ranks::Message m, int rank) {
   auto since = Clock::now();
   for (int idle = 0; !transport_.done(m); ++idle) {
     check();
-    if (idle > 100) std::this_thread::sleep_for(50us);
-    if (monitor_.has_ended(rank) && Clock::now() - since > 2s)
+    if (idle > kTextPolls) std::this_thread::sleep_for(kTextSleep);
+    if (monitor_.has_ended(rank) && Clock::now() - since > kLastTexts)
       throw Error(fmt::format(
           "[ranks] rank {} has ended, but rank {} waits for it; all ranks must make the same calls",
           rank, me_));

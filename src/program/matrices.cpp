@@ -256,6 +256,11 @@ ContractDims dims_of(const Contract& c) {
 
 namespace {
 
+// A copy of an operand is faster than matmuls of at most kSmallMatrix multiplications each, and
+// than at least kManySums sums of fewer than kShortSum terms.
+constexpr std::int64_t kSmallMatrix = 4096;
+constexpr std::int64_t kShortSum = 32, kManySums = 8;
+
 // The arrays to pack: operands that must be packed, and the result.
 struct Packs {
   bool a = false, b = false, out = false;
@@ -283,9 +288,9 @@ std::optional<MatrixProducts> fewest_copies(const Contract& c, bool unsplit_k, P
     if (b) p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n);
     s.normalize();
     if (!choose(p, s, unsplit_k)) continue;
-    // matrices so small, or sums so short, that a copy is faster
-    const bool short_sums = p.k.n < 32 && points(p.k_outer) >= 8;
-    if (copies < 3 && !p.k_outer.empty() && (matrix_size(p) <= 4096 || short_sums)) continue;
+    const bool short_sums = p.k.n < kShortSum && points(p.k_outer) >= kManySums;
+    const bool copy_is_faster = matrix_size(p) <= kSmallMatrix || short_sums;
+    if (copies < 3 && !p.k_outer.empty() && copy_is_faster) continue;
     return p;
   }
   return {};

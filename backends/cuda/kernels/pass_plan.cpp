@@ -9,6 +9,10 @@ constexpr int kMostGroup = 512;                   // maximum number of threads p
 constexpr int kUsualSaved = 16, kMostSaved = 32;  // values of a row in the registers of a thread
 constexpr int kMostRead = 64;                     // values of a thread that are loaded together
 constexpr std::int64_t kManyThreads = 1 << 15;    // fewer threads leave a GPU idle
+// elements of the smallest reduction that is split into two passes
+constexpr std::int64_t kSmallestSplit = 1 << 17;
+// elements of the shortest part: of columns, and of a row, per thread of its group
+constexpr std::int64_t kShortestPart = 32, kShortestPartPerThread = 16;
 
 int power_from(std::int64_t n) {  // the least power of 2 that is at least n
   int p = 1;
@@ -192,7 +196,7 @@ PassPlan plan_columns(const FusedFacts& f) {
 }
 
 std::optional<RowSplit> row_split_of(const FusedFacts& f) {
-  if (f.nest || f.serial || !f.folds || f.rows == 0 || f.rows * f.inner < 1 << 17) return {};
+  if (f.nest || f.serial || !f.folds || f.rows == 0 || f.rows * f.inner < kSmallestSplit) return {};
   for (std::size_t i = 0; i < f.code.size(); ++i) {
     if (!f.needed[i]) continue;
     if (finds_position(f.code[i].code) || f.levels[i] > 1 ||
@@ -202,7 +206,7 @@ std::optional<RowSplit> row_split_of(const FusedFacts& f) {
   const bool columns = are_columns(f);
   const auto plan = columns ? plan_columns(f) : plan_rows(f, 0);
   const std::int64_t threads = columns ? f.rows / plan.chunk_size : f.rows * plan.group,
-                     least = columns ? 32 : 16 * plan.group,
+                     least = columns ? kShortestPart : kShortestPartPerThread * plan.group,
                      // 2 or 4 blocks of 256 threads per multiprocessor
       requested = (columns ? 2 : 4) * kMultiprocessors * 256,
                      unit = columns ? 4 : plan.group * plan.chunk_size;
