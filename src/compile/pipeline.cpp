@@ -294,14 +294,15 @@ Compilation on_device(const Compilation& global, int number) {
 }
 
 CompileTrial chunk_trial(program::Device* device, DebugOptions debug) {
-  CompileOptions options;
-  options.device = device;
-  options.workers = 2;  // the choice does not depend on how many threads there are
-  options.from = "chunk";
-  options.debug = std::move(debug);
+  constexpr int kTrialWorkers = 2;  // threads; the choice does not depend on their actual number
   // With batch loops, the search selects plans that need more memory for bf16 attention over long
-  // sequences.
-  options.batch_loops = false;
+  // sequences. Passes from `chunk` on do not read `scores_budget`.
+  CompileOptions options{.device = device,
+                         .workers = kTrialWorkers,
+                         .batch_loops = false,
+                         .scores_budget = std::nullopt,
+                         .from = "chunk",
+                         .debug = std::move(debug)};
   return [options](const Nodes& roots, const Nodes& inputs, int depth) {
     Compilation c{roots, inputs, options};
     c.options.chunk_depth = depth;

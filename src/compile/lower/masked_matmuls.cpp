@@ -84,7 +84,8 @@ constexpr std::int64_t kMinBlocks = 4;      // blocks per axis
 // may compute several smaller matrices in one batched call, which computes all blocks.
 constexpr std::int64_t kMinMatrixWork = 1 << 19;
 constexpr double kMinMatrixSide = 16;  // rows, columns and summed positions of such a matrix
-// In an iteration: positions per block of an axis with at least kLongAxis and at least 2 blocks.
+// In an iteration: positions per block, of an axis with at least kLongAxis positions, and of a
+// shorter axis with at least two blocks.
 constexpr std::int64_t kLongAxis = 2048, kLongBlock = 192, kShortBlock = 96;
 // The position of a level relative to a loop over scores: outside of one, its body, or the body of
 // another loop inside of its body.
