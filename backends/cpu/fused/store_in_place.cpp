@@ -63,6 +63,8 @@ struct InPlace {
       return;
     }
   }
+  // Returns true for an op that only rounds a value in its register. The op before it computes the
+  // value.
   static bool rounds_in_place(const Op& op, DType dtype) {
     return op.in[0] == op.out && !is_widened(dtype);
   }

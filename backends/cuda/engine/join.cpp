@@ -20,14 +20,14 @@ struct Touched {
   int where = 0;  // slot, or kArenaSlot, kFlagSlot, kShadowSlot
   std::int64_t begin = 0, end = 0;
   bool writes = false;
-  bool against(const Touched& o) const {
+  bool conflicts_with(const Touched& o) const {
     return where == o.where && begin < o.end && o.begin < end && (writes || o.writes);
   }
 };
 using AllTouched = std::vector<Touched>;
-bool against(const AllTouched& a, const AllTouched& b) {
+bool conflict(const AllTouched& a, const AllTouched& b) {
   return std::any_of(a.begin(), a.end(), [&](auto& x) {
-    return std::any_of(b.begin(), b.end(), [&](auto& y) { return x.against(y); });
+    return std::any_of(b.begin(), b.end(), [&](auto& y) { return x.conflicts_with(y); });
   });
 }
 
@@ -86,7 +86,7 @@ class Joiner {
   // ---- accessed memory ----
   // Entire slots, because loops and scalars on the device move views within them.
   void add(AllTouched& to, int slot, const Step& of, bool writes) const {
-    auto& l = of.loop;  // in parallel slots
+    auto& l = of.loop;  // a loop in parallel slots may write all of its slots
     if (slot == kArenaSlot && of.kind == Kind::loop)
       to.push_back({kArenaSlot, l.parallel_slot_start,
                     l.parallel_slot_start + l.parallel_slot_bytes * l.parallel_slots, true});
@@ -114,7 +114,7 @@ class Joiner {
   // ---- groups ----
   std::size_t last_collective(const AllTouched& mine) const {
     for (auto k = done_.size(); k-- > 0;)
-      if (done_[k].all[0].kind == Item::Kind::collective && against(done_[k].touched, mine))
+      if (done_[k].all[0].kind == Item::Kind::collective && conflict(done_[k].touched, mine))
         return k + 1;
     return 0;
   }
@@ -140,7 +140,7 @@ class Joiner {
   Group* equal_before(const Group& one) {
     for (std::size_t back = 1; back <= std::min(kNear, done_.size()); ++back) {
       auto& g = done_[done_.size() - back];
-      if (g.all[0].kind == Item::Kind::host || against(g.touched, one.touched)) return nullptr;
+      if (g.all[0].kind == Item::Kind::host || conflict(g.touched, one.touched)) return nullptr;
       if (fits(g, one)) return &g;
     }
     return nullptr;
