@@ -9,7 +9,7 @@
 
 namespace haliax::detail {
 
-void JitCore::Impl::report_loops(const Compilation& compiled) {
+void report_loops(JitReport& report, const Compilation& compiled) {
   report.chunked.clear();
   report.explain.clear();
   struct TiledRegion {  // a region with all of its loops
@@ -52,8 +52,7 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
 
 // Arguments of negligible size, such as lengths and counters, are not reported. They are often read
 // late, and copying them costs little.
-void JitCore::Impl::report_not_donated(const program::Program& p) {
-  auto& e = *pending;
+void report_not_donated(JitReport& report, const JitCore::Cached& e, const program::Program& p) {
   std::int64_t all = 0, retained = 0;
   report.not_donated.clear();
   for (std::size_t k = 0; k < e.inputs.size(); ++k) {
@@ -67,9 +66,9 @@ void JitCore::Impl::report_not_donated(const program::Program& p) {
   if (100 * retained < all) report.not_donated.clear();
 }
 
-void JitCore::Impl::report_program(const Compilation& c, const MeshProgram* m) {
-  describe(report, c, m, options.speed);
-  reported_program = m ? m->devices[m->largest_device].program : c.program;
+void report_program(JitReport& report, const Compilation& c, const MeshProgram* on_mesh,
+                    const JitOptions& options) {
+  describe(report, c, on_mesh, options.speed);
   report.passes = c.log;
   if (options.passes) report.explain += "\n" + to_string(c.log);
 }

@@ -85,13 +85,13 @@ struct ArgumentNames {
 // The shardings of the arrays of a call; empty without a mesh.
 std::vector<Sharding> JitCore::Impl::argument_shardings(const Walk& w, const Parts& arguments,
                                                         const ArgumentNames& names) const {
-  const auto mesh = this->mesh();
+  const auto mesh = options.call_mesh();
   if (!mesh) return {};
   CallSite here(options.at);
   std::vector<Sharding> out;
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
-    out.push_back(n ? argument_sharding(*n, arguments.of_leaf[k], *mesh, names.readable[k])
+    out.push_back(n ? options.argument_sharding(*n, arguments.of_leaf[k], *mesh, names.readable[k])
                     : Sharding());
   }
   return out;
@@ -130,7 +130,7 @@ void JitCore::Impl::enter_trace(std::shared_ptr<const Trace> trace) {
   context().effect = nullptr;
   context().scores_budget = options.scores_budget;
   context().trace = std::move(trace);
-  if (auto mesh = this->mesh()) {
+  if (auto mesh = options.call_mesh()) {
     context().mesh = std::move(mesh);
     context().gradients = std::make_shared<Gradients>();
   }
@@ -156,7 +156,7 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
   if (auto& effect = context().effect) roots.push_back(effect);  // a result that is not returned
   report.trace_s = seconds_now() - started;
   if (options.strict && options.partition)
-    refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
+    refuse_mappings(roots, e.inputs, options.given_mappings(), options.call_mesh() != nullptr);
   return roots;
 }
 void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simulated) {
@@ -178,19 +178,22 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
                          .strict = options.strict,
                          .reduce_dtype = options.reduce_dtype,
                          .gradients = context().gradients};
-  const auto mesh = this->mesh();
+  const auto mesh = options.call_mesh();
   if (mesh) place_on(*mesh, c, name, simulated);
   run_global(c);
-  report_loops(c);
+  report_loops(report, c);
   if (mesh) {
-    report_program(c, compile_on_mesh(c, name, simulated));
+    e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, name, simulated));
+    for (auto& d : e.mesh->devices) e.note_captured(d);
+    reported_program = e.mesh->devices[e.mesh->largest_device].program;
   } else {
     e.compiled = haliax::finish(c, name, !simulated);
     e.note_captured(e.compiled);
     if (!simulated) e.compiled.idle.put(e.compiled.for_call());
-    report_not_donated(*c.program);
-    report_program(c, nullptr);
+    report_not_donated(report, e, *c.program);
+    reported_program = c.program;
   }
+  report_program(report, c, e.mesh.get(), options);
   report.compile_s = seconds_now() - t;
 }
 // Sets the shardings of arguments and results.
@@ -198,27 +201,20 @@ void JitCore::Impl::place_on(const Mesh& mesh, Compilation& c, const std::string
                              bool simulated) {
   auto& e = *pending;
   auto& o = options;
-  if (!simulated) require_devices(mesh, backend(backend_name));
+  if (!simulated) o.require_devices(mesh, backend(backend_name));
   for (auto k : e.leaf_of_input) c.options.in.push_back(e.signature.in[k]);
   for (std::size_t k = 0; k < c.roots.size(); ++k) {
     CallSite here(o.at);
     bool given = k < e.results.size();
     auto* mapping = !given  ? nullptr
                     : o.out ? o.out->of(std::size_t(e.part_of_result[k]))
-                            : default_mapping(mapping_outside);
+                            : o.default_mapping(mapping_outside);
     c.options.out.push_back(
         mapping ? sharding_for(c.roots[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
     e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping})
                                    : nullptr);
   }
   c.options.mesh = &mesh;
-}
-MeshProgram* JitCore::Impl::compile_on_mesh(Compilation& c, const std::string& backend_name,
-                                            bool simulated) {
-  auto& e = *pending;
-  e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, backend_name, simulated));
-  for (auto& d : e.mesh->devices) e.note_captured(d);
-  return e.mesh.get();
 }
 
 // ---- calls ----
@@ -235,7 +231,7 @@ JitOptions partitioned(const JitOptions& options) {
   return on_mesh;
 }
 JitCore::JitCore(JitOptions options) : impl_(std::make_shared<Impl>()) {
-  impl_->options = std::move(options);
+  impl_->options = CallOptions{std::move(options)};
 }
 JitCore::~JitCore() = default;
 std::shared_ptr<JitCore> JitCore::create(const JitOptions& options, SourceLocation at) {
@@ -251,7 +247,7 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
   if (results)
     require_each("named_jit", "out", o.out, parts.count, "results");
   else
-    impl_->check_call(parts.count);
+    o.check_call(parts.count);
   auto mesh = current_mesh();
   if (o.mesh && mesh && !(*o.mesh == *mesh))
     fail("named_jit", "mesh (" + to_string(*o.mesh) +
@@ -293,7 +289,7 @@ JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
 
 Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   auto& m = *impl_;
-  m.check_call(arguments.count);
+  m.options.check_call(arguments.count);
   refuse_static_values(w, m.options.at);
   m.report_retraces(w);
   const ArgumentNames names(w, arguments);

@@ -1,4 +1,4 @@
-// The cache of traces: compares signatures, reports retraces and checks the options of a call.
+// The cache of traces: compares signatures and reports retraces.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,16 +18,6 @@ bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b)
 }
 
 }  // namespace
-
-Sharding JitCore::Impl::argument_sharding(const Node& n, int argument, const Mesh& mesh,
-                                          const std::string& what) const {
-  auto* mapping = options.in ? options.in->of(std::size_t(argument))
-                             : default_mapping(context().origin.mapping);
-  bool described = options.in && mapping;
-  if (auto* p = n.placement.get(); !described && p && (p->mesh == mesh || is_unplaced(*p)))
-    mapping = &p->mapping;
-  return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
-}
 
 std::string argument_name(const std::string& path) {
   auto dot = path.find('.');
@@ -62,6 +52,32 @@ std::string static_difference(const Signature& s, const Walk& w) {
   }
   return "a static argument or field (a number, string, axis or function) differs";
 }
+// Returns the static values in which a call differs from others, with the values of all.
+std::string differing_statics(const std::vector<const Signature*>& others, const Walk& w) {
+  std::string which;
+  for (std::size_t k = 0; k < w.described.size(); ++k) {
+    std::vector<std::string> values;
+    bool differs = false;
+    auto note = [&](const std::string& text) {
+      if (std::find(values.begin(), values.end(), text) == values.end()) values.push_back(text);
+    };
+    for (auto* s : others) {
+      differs |= !same_static(*s, w, k);
+      note(s->described[k].text);
+    }
+
+    note(w.described[k].text);
+    if (!differs) continue;
+    if (values.size() > 4) {
+      values.erase(values.begin() + 2, values.end() - 1);
+      values.insert(values.end() - 1, "...");
+    }
+
+    which += fmt::format("{}{}{}", which.empty() ? "" : "; ", argument_name(w.described[k].path),
+                         values[0].empty() ? "" : fmt::format(" ({})", fmt::join(values, ", ")));
+  }
+  return which;
+}
 
 }  // namespace
 
@@ -95,10 +111,10 @@ std::string JitCore::Impl::difference(const Signature& s, const Walk& w,
   if (auto differs = static_difference(s, w); !differs.empty()) return differs;
   if (s.in.empty() || (options.in && options.in->one())) return "";
   CallSite here(options.at);
-  auto mesh = this->mesh();
+  auto mesh = options.call_mesh();
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
-    if (!n || argument_sharding(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k])
+    if (!n || options.argument_sharding(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k])
       continue;
     return (k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k)) +
            " has a different sharding";
@@ -115,28 +131,7 @@ void JitCore::Impl::report_retraces(const Walk& w) {
       others.push_back(&s);
   std::reverse(others.begin(), others.end());  // oldest first
   if (others.size() + 1 < often) return;
-  std::string which;
-  for (std::size_t k = 0; k < w.described.size(); ++k) {
-    std::vector<std::string> values;
-    bool differs = false;
-    auto note = [&](const std::string& text) {
-      if (std::find(values.begin(), values.end(), text) == values.end()) values.push_back(text);
-    };
-    for (auto* s : others) {
-      differs |= !same_static(*s, w, k);
-      note(s->described[k].text);
-    }
-
-    note(w.described[k].text);
-    if (!differs) continue;
-    if (values.size() > 4) {
-      values.erase(values.begin() + 2, values.end() - 1);
-      values.insert(values.end() - 1, "...");
-    }
-
-    which += fmt::format("{}{}{}", which.empty() ? "" : "; ", argument_name(w.described[k].path),
-                         values[0].empty() ? "" : fmt::format(" ({})", fmt::join(values, ", ")));
-  }
+  const std::string which = differing_statics(others, w);
   if (which.empty()) return;
   auto text = fmt::format(
       "traced {} times for different static values: {}; a number is traced once "
@@ -147,54 +142,6 @@ void JitCore::Impl::report_retraces(const Walk& w) {
   reported_retraces = true;
   fmt::print(stderr, "haliax: warning: [jit] {}; this warning is printed once; {}\n", text,
              where_of(context().origin));
-}
-
-std::shared_ptr<const Mesh> JitCore::Impl::mesh() const {
-  if (!options.partition) return nullptr;
-  return options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();
-}
-std::vector<const Mapping*> JitCore::Impl::given_mappings() const {
-  std::vector<const Mapping*> given{options.axis_resources ? &*options.axis_resources : nullptr};
-  for (auto* each : {&options.in, &options.out})
-    for (std::size_t k = 0; *each && k < (*each)->each().size(); ++k)
-      given.push_back((*each)->of(k));
-  return given;
-}
-void JitCore::Impl::check_call(int arguments) const {
-  CallSite here(options.at);
-  for (int d : options.donate)
-    if (d < 0 || d >= arguments)
-      fail("jit",
-           fmt::format("donate has argument {}, but the function has {} arguments, counted from 0",
-                       d, arguments));
-  if (!options.partition) return;
-  require_each("named_jit", "in", options.in, arguments, "arguments");
-  auto mappings = given_mappings();
-  mappings.push_back(default_mapping(context().origin.mapping));
-  auto mesh = this->mesh();
-  for (auto* m : mappings) {
-    if (m && mesh) require_axes("named_jit", *m, *mesh);
-    if (m && !mesh && options.strict) refuse_without_mesh(*m);
-  }
-  for (auto& l : options.speed.links)
-    if (mesh && !l.axis.empty()) mesh->size(l.axis);
-}
-void JitCore::Impl::require_devices(const Mesh& mesh, program::Device& backend) const {
-  CallSite here(options.at);
-  haliax::require_devices("named_jit", mesh);
-  const auto mine = local_devices(mesh);
-  const int requested = mine.count, there = backend.is_host() ? requested : backend.devices();
-  // On a backend with one device, all devices of the mesh share it if this was requested.
-  if (requested <= there || (there == 1 && has_requested(requested))) return;
-  const auto together =
-      there == 1
-          ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} adds them there, ", requested)
-          : "";
-  fail("named_jit", fmt::format("the mesh ({}) has {} devices{}, but backend {} has {}; "
-                                "{}JitOptions::backend or HALIAX_BACKEND selects another; plan() "
-                                "accepts a mesh of any size",
-                                to_string(mesh), requested, mine.ranks ? " on each rank" : "",
-                                backend.name(), there, together));
 }
 
 }  // namespace haliax::detail

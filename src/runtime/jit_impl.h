@@ -5,6 +5,7 @@
 
 #include "devices/trace_lock.h"
 #include "haliax/jit.h"
+#include "runtime/call_options.h"
 #include "runtime/mesh_run.h"
 
 namespace haliax::detail {
@@ -71,6 +72,13 @@ struct JitCore::Cached {
   }
 };
 
+// ---- report/jit_report.cpp ----
+void report_loops(JitReport&, const Compilation&);
+// Reports the donated arguments whose memory the Program does not reuse.
+void report_not_donated(JitReport&, const JitCore::Cached&, const program::Program&);
+// `on_mesh`: null without a mesh.
+void report_program(JitReport&, const Compilation&, const MeshProgram* on_mesh, const JitOptions&);
+
 // Returns a readable name of an argument: "argument 0" or "argument 0: mlp.up.weight". `path` is
 // the path in all arguments, such as 0.mlp.up.weight.
 std::string argument_name(const std::string& path);
@@ -78,7 +86,7 @@ std::string argument_name(const std::string& path);
 struct ArgumentNames;
 
 struct JitCore::Impl {
-  JitOptions options;
+  CallOptions options;
   // The newest entry of the list of entries. The list is read without a lock and only grows under
   // `trace_lock`.
   std::atomic<Cached*> newest{nullptr};
@@ -109,19 +117,6 @@ struct JitCore::Impl {
   std::string array_difference(const Signature&, const Walk&) const;
   // Reports, or raises, if static values alone have caused many traces of this function.
   void report_retraces(const Walk&);
-  // Returns the sharding of an argument: by the options of the caller, otherwise by the placement
-  // of the array, otherwise by the default mapping. Called outside of a trace.
-  Sharding argument_sharding(const Node&, int argument, const Mesh&, const std::string& what) const;
-  // Returns the mapping of results and of arguments without a placement.
-  const Mapping* default_mapping(const std::shared_ptr<const Mapping>& outside) const {
-    return options.axis_resources ? &*options.axis_resources : outside.get();
-  }
-  std::shared_ptr<const Mesh> mesh() const;
-  std::vector<const Mapping*> given_mappings() const;  // null: not given
-  // Raises if the options do not match the mesh or the arguments. Runs before the function is
-  // traced.
-  void check_call(int arguments) const;
-  void require_devices(const Mesh&, program::Device&) const;
 
   // ---- jit.cpp: the start of a trace ----
   std::vector<Sharding> argument_shardings(const Walk&, const Parts&, const ArgumentNames&) const;
@@ -133,18 +128,12 @@ struct JitCore::Impl {
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
   void place_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
-  MeshProgram* compile_on_mesh(Compilation&, const std::string& backend_name, bool simulated);
 
   // ---- jit_run.cpp ----
   // `deferred`: the arguments that had no value before the call. `may_overwrite`: see
   // MeshProgram::run.
   std::vector<ArgumentValue> argument_values(const Cached&, const Walk&, const Nodes& deferred,
                                              std::vector<bool>& may_overwrite) const;
-
-  // ---- report/jit_report.cpp ----
-  void report_loops(const Compilation&);
-  void report_not_donated(const program::Program&);
-  void report_program(const Compilation&, const MeshProgram*);
 };
 
 }  // namespace haliax::detail

@@ -38,7 +38,7 @@ Leaves JitCore::run(Cached* entry, const Walk& w) {
     evaluate(deferred);
   }
   if (e.mesh)  // `set_devices` may have removed some
-    impl_->require_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
+    impl_->options.require_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
   std::vector<bool> may_overwrite;
   std::vector<ArgumentValue> arguments;
   if (e.donates()) {
