@@ -46,10 +46,11 @@ def class_sizes(code):
     """Returns the lines of each class with its methods, by name and by where it is defined.
 
     `code` holds (file, text). A class of a header is identified by its folder, one of a .cpp file
-    by its file. The methods of the former may be in any file of the folder.
+    by its file. The methods of the former may be in any file of the folder, or, if it is nested,
+    of any folder.
     """
     begins = re.compile(r"^( *)(?:template <.*> )?(?:struct|class) (\w[\w:]*)[^;]*\{$")
-    method = re.compile(r"^(?![\s#/}]).*?\b(\w+)(?:<\w+>)?::~?\w+\(")
+    method = re.compile(r"^(?![\s#/}]).*?\b((?:\w+::)*\w+)(?:<\w+>)?::~?\w+\(")
     code = [(file, text.splitlines()) for file, text in code]
     sizes = {}
     for file, text in code:
@@ -65,8 +66,10 @@ def class_sizes(code):
         key = None
         for number, line in enumerate(text):
             if key is None and (match := method.match(line)):
-                key = next((k for k in ((match[1], file), (match[1], file.parent)) if k in sizes),
-                           None)
+                name = match[1]
+                here = [(name, file), (name, file.parent)]
+                nested = [k for k in sizes if k[0] == name] if "::" in name else []
+                key = next((k for k in here + nested if k in sizes), None)
                 first = number
             if key and (line == "}" or line.endswith("}") and number == first
                         or line.endswith(";") and not line.startswith(" ")):
@@ -185,6 +188,10 @@ class House(unittest.TestCase):
         other = folder / "b.cpp"
         self.assertEqual(class_sizes([(here, declared), (other, declared + method)]),
                          {("A", folder): 3, ("A", other): 6})
+        nested = declared.replace("A", "A::B"), method.replace("A", "A::B")
+        elsewhere = ROOT / "src" / "ops" / "c.cpp"
+        self.assertEqual(class_sizes([(here, nested[0]), (elsewhere, nested[1])]),
+                         {("A::B", folder): 6})
 
     def test_attributes_are_read_through_their_types(self):
         types = ("src/ops/attr.h", "src/graph/loop.h", "src/compile/lower/masked_matmuls.h")
