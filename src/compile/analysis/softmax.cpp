@@ -21,5 +21,9 @@ std::optional<ShiftedExp> shifted_exp(const Node& n) {
   if ((*top)->op != &kMax || same_values((*top)->in[0]) != same_values(x)) return {};
   return ShiftedExp{x, *top, guarded};
 }
+std::optional<ShiftedExp> summed_shifted_exp(const Node& sum, const NodePtr& e) {
+  if (sum.op != &kSum || sum.in[0] != e) return {};
+  return shifted_exp(*e);
+}
 
 }  // namespace haliax::analysis

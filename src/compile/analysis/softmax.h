@@ -14,6 +14,8 @@ struct ShiftedExp {
   bool guarded = false;
 };
 std::optional<ShiftedExp> shifted_exp(const Node&);
+// Returns the same for e if `sum` is a sum of e.
+std::optional<ShiftedExp> summed_shifted_exp(const Node& sum, const NodePtr& e);
 // Returns the operand below nodes that preserve the set of values, such as a broadcast or a region
 // boundary.
 const NodePtr& same_values(const NodePtr&);

@@ -108,10 +108,8 @@ class DeferNormalization {
       return in[k] ? prim::rebuilt(*x, std::move(in), x->axes) : nullptr;
     };
     auto is_row_sum = [&](const NodePtr& s, const NodePtr& e) {
-      auto& of = analysis::same_values(s);
-      auto shifted = analysis::shifted_exp(*e);
-      return of->op == &prim::kSum && of->in[0] == e && shifted &&
-             !(under_select && shifted->guarded) && common(s->axes, keys).empty();
+      auto shifted = analysis::summed_shifted_exp(*analysis::same_values(s), e);
+      return shifted && !(under_select && shifted->guarded) && common(s->axes, keys).empty();
     };
     auto divisor = [&](const NodePtr& s) {
       return under_select ? prim::select(prim::map(prim::kIsFinite, {s}, DType::boolean), s,

@@ -1,4 +1,4 @@
-// The properties of a region that the search of a plan requires.
+// A region along one axis, and the regions of a call.
 #include "compile/chunk/region.h"
 
 #include <algorithm>

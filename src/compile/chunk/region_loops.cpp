@@ -61,8 +61,7 @@ NodePtr RegionLoops::final_value(const NodePtr& n, const NodePtr& result, Finals
     auto& top = finals.values.at(s.top);
     auto valid = prim::map(prim::kIsFinite, {top}, DType::boolean);
     if (s.drops_nan)
-      valid = prim::map(prim::kBitOr, {valid, prim::equal(top, prim::extreme(top->dtype, false))},
-                        DType::boolean);
+      valid = prim::either(valid, prim::equal(top, prim::extreme(top->dtype, false)));
     v = prim::map(prim::kSelect, {valid, v, prim::number(std::nan(""), n->dtype)}, n->dtype,
                   &n->axes);
   }

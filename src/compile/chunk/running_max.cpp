@@ -52,9 +52,8 @@ NodePtr RunningMax::with_running_shift(const NodePtr& n, const Iteration& now, b
 //
 // While m' is -inf, exp(x - m') is NaN without a guard. It is computed as 0 instead, and the final
 // sum becomes NaN if the max is still not finite (see RegionLoops::final_value). If a select may
-// drop the NaN
-// (`drops_nan`), the exponential is NaN during the loop as well, and the sum restarts at 0 in the
-// iteration in which the max first exceeds -inf.
+// drop the NaN (`drops_nan`), the exponential is NaN during the loop as well, and the sum restarts
+// at 0 in the iteration in which the max first exceeds -inf.
 void RunningMax::add_to(Loop& l, Nodes& nodes) {
   auto& rescaled = passes_.order_of(*top_).rescaled;
   auto d = top_->dtype;
@@ -71,8 +70,7 @@ void RunningMax::add_to(Loop& l, Nodes& nodes) {
     const Iteration iteration{b, shift, prim::equal(now, least)};
     auto is_initial = prim::equal(previous, least);
     // The max exceeds -inf for the first time.
-    auto first_finite =
-        prim::map(prim::kBitAnd, {is_initial, prim::logical_not(iteration.hidden)}, DType::boolean);
+    auto first_finite = prim::both(is_initial, prim::logical_not(iteration.hidden));
     // The scale is 1 as long as the max before this tile is -inf.
     auto scale = prim::exp(prim::sub(prim::select(is_initial, shift, shift_of(previous)), shift));
     max.value.push_back(now);

@@ -28,12 +28,11 @@ struct Factored {
 
 // Returns true for the sum of e = exp(x - max x) along its rows, or of the `select` that
 // replaces a sum of 0.
-bool is_sum_of(const NodePtr& n, const Node& e) {
-  auto shifted = analysis::shifted_exp(e);
+bool is_sum_of(const NodePtr& n, const NodePtr& e) {
   const Node* sum = n.get();
   if (sum->op == &prim::kSelect && prim::is_number(sum->in[1], 1)) sum = sum->in[2].get();
-  return shifted && sum->op == &prim::kSum && sum->in[0].get() == &e &&
-         shifted->top->axes == sum->axes;
+  auto shifted = analysis::summed_shifted_exp(*sum, e);
+  return shifted && shifted->top->axes == sum->axes;
 }
 
 bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
@@ -84,7 +83,7 @@ class Factoring {
       return factored(part, depth + 1);
     };
     auto is_normalized = [&](const NodePtr& part, const NodePtr& sum) {
-      return has_all_axes(part) && is_sum_of(sum, *part);
+      return has_all_axes(part) && is_sum_of(sum, part);
     };
     bool is_mul = op == &prim::kMul;
     if (op == &prim::kDiv && is_normalized(x->in[0], x->in[1]))

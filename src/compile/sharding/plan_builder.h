@@ -1,4 +1,5 @@
-// Adds versions and bodies to the plan, and nothing else.
+// The only class that changes the plan. It adds versions and bodies, and `restore` undoes a failed
+// attempt to plan a loop.
 #pragma once
 #include "compile/sharding/plan_view.h"
 
