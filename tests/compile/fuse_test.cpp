@@ -134,6 +134,24 @@ TEST_CASE("fuse: an optimizer's moments and its parameter are one loop") {
   CHECK(report.peak_bytes == 0);
 }
 
+TEST_CASE("fuse: the cotangents of the parts of an array are one loop") {
+  const Axis B("batch", 64), N("n", 3);
+  auto f = [](const NamedArray& x) {
+    auto p = unbind(x, "n");
+    return sum(p[0] * p[1] * p[2]);
+  };
+  auto x = random::normal(random::key(0), {B, N}).eval();
+  auto product_of_others = [&](const NamedArray& v) {
+    auto p = unbind(v, "n");
+    return stack("n", {p[1] * p[2], p[0] * p[2], p[0] * p[1]});
+  };
+  CHECK(max(abs(grad(f)(x) - product_of_others(x))).item() < 1e-6);
+  auto program = jit(grad(f)).plan(x).program;
+  auto first = program.find("fused [64]");
+  CHECK(first != std::string::npos);
+  CHECK(program.find("fused [64]", first + 1) == std::string::npos);
+}
+
 TEST_CASE("fuse: an expensive function of few elements is computed once, then broadcast") {
   const Axis B("batch", 4), H("heads", 6), P("pos", 32), D("half", 8);
   auto x = random::normal(random::key(0), {B, H, P, D}).eval();

@@ -380,7 +380,23 @@ struct Builder {
         assign(n);
     }
     if (fuse) find_in_reader(nodes, scope);
+    if (fuse) merge_parts();
     for (auto& t : nodes.targets) add_target(t);
+  }
+  // Merges elementwise kernels that compute parts of one result, such as the cotangents of the
+  // slices of an array, if they depend on the same units. Their parts may be interleaved in
+  // memory, which is then written in one pass.
+  void merge_parts() {
+    std::unordered_map<const Node*, const Node*> last_part;  // by reader
+    for (auto& n : nodes.order) {
+      auto in_reader = scope.in_reader.find(n.get());
+      if (in_reader == scope.in_reader.end() || unit_of(n.get()) < 0) continue;
+      auto& last = last_part[in_reader->second.reader.get()];
+      const int unit = unit_of(n.get()), before = last ? unit_of(last) : unit;
+      auto& all = scope.units;
+      if (all[std::size_t(before)].after == all[std::size_t(unit)].after) merge(before, unit, {});
+      last = n.get();
+    }
   }
   // Returns true if n may join this kernel without a cycle: no other unit that n reads depends on
   // it. Values of the kernel itself must be computed by its instructions, not read from memory.
