@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "graph/emit.h"
+#include "graph/loop.h"
 #include "haliax/fmt.h"
 #include "ops/attr.h"
 #include "ops/block_scan.h"
@@ -33,27 +34,43 @@ void sort_lower(const Node& n, Emit& e) {
 }
 // Computes the gradient of a running product y[i] = x[0] ... x[i]. The cotangent of x[k] is
 //
-//     y[k - 1] * r[k],   r[k] = g[k] + x[k + 1] * r[k + 1].
+//     y[k - 1] * (g[k] + p[k]),   p[k] = x[k + 1] * (g[k + 1] + p[k + 1]).
 //
-// The formula has no division, so zeros are valid. The recurrence is computed by doubling.
+// The formula has no division, so zeros are valid. A loop computes p.
 NodePtr cumprod_grad(NodeRef x, NodeRef y, NodeRef g, Name axis, bool reverse) {
-  auto full = *find(*x, axis);
-  auto n = full.size;
+  const auto full = *find(*x, axis);
+  const auto n = full.size;
   if (n < 2) return g;
-  auto turned = [&](NodeRef v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
-  auto part = [&](NodeRef v, std::int64_t from, std::int64_t to) {
-    return slice(v, axis, from, to - from);
+  auto number = [&](double v) {
+    return filled(v, x->dtype, replaced(x->axes, axis, {full.resize(1)}));
   };
-  auto ones = filled(1, x->dtype, replaced(x->axes, axis, {full.resize(1)}));
-  auto factor = concat({part(turned(x), 1, n), ones}, full),
-       before = concat({ones, part(turned(y), 0, n - 1)}, full);
-  auto r = fit(turned(g), x->axes);
-  for (std::int64_t d = 1; d < n; d *= 2) {  // after each step, r and factor cover 2d positions
-    auto head = part(factor, 0, n - d);
-    r = concat({add(part(r, 0, n - d), mul(head, part(r, d, n))), part(r, n - d, n)}, full);
-    factor = concat({mul(head, part(factor, d, n)), part(factor, n - d, n)}, full);
-  }
-  return turned(mul(before, r));
+  // Shifts v by one position, towards the end of the product or away from it.
+  auto later = [&](NodeRef v, double at_start) {
+    const auto rest = slice(v, axis, reverse ? 1 : 0, n - 1);
+    return concat(reverse ? Nodes{rest, number(at_start)} : Nodes{number(at_start), rest}, full);
+  };
+  auto earlier = [&](NodeRef v) {
+    const auto rest = slice(v, axis, reverse ? 0 : 1, n - 1);
+    return concat(reverse ? Nodes{number(0), rest} : Nodes{rest, number(0)}, full);
+  };
+  // The loop reads one position at a time, which is contiguous if the axis is first.
+  const auto others = without(x->axes, {full}), axis_first = joined({full}, others);
+  const auto factor = earlier(fit(x, axis_first)), term = earlier(fit(g, axis_first));
+
+  const DType sums = bytes_of(x->dtype) == 2 ? DType::f32 : x->dtype;
+  constexpr int depth = -1;  // differs from the depth of loops around the op
+  Loop l;
+  l.axis = full;
+  l.index = {index(full, 0, 1, depth, LoopOrigin::user)};
+  l.drop = true;
+  l.reverse = !reverse;
+  auto part = [&](NodeRef v) { return cast(slice_at(v, l.index[0], true), sums); };
+  const auto p = carry(l.index[0], others, sums);
+  const auto next = mul(part(factor), add(part(term), p));
+  l.results = {{ResultKind::carry, Monoid::sum, {next}, filled(0, sums, others), p},
+               {ResultKind::stack, Monoid::sum, {next}, {}, {}}};
+  const auto all = cast(fit(loop_result(make_loop(std::move(l)), 1), x->axes), x->dtype);
+  return mul(later(y, 1), add(fit(g, x->axes), all));
 }
 void cumulative_lower(const Node& n, Emit& e) {
   auto how = CumulativeAttr::of(n);

@@ -442,6 +442,32 @@ TEST_CASE("scan: nested loops, also under vmap and grad, match the unrolled comp
   CHECK(difference(twice(x), sum(x) * g(x), 1e-13) == "");
 }
 
+TEST_CASE("the gradient of cumprod is exact at zeros, differentiable, and valid in a loop") {
+  auto x = values({Time, Embed}, 0.5, 1.5), d = values({Time, Embed}, -1, 1);
+  auto product = [&](const NamedArray& v) {
+    return sum(cumprod(v, "time") * values({Time, Embed}, 1, 2));
+  };
+  auto slope = [&](const NamedArray& v) { return sum(grad(product)(v) * d); };
+  // The loop of the gradient is inside of a loop over an equal axis.
+  auto repeated = [&](const NamedArray& v) {
+    auto add = [&](const NamedArray& c, const NamedArray& t) {
+      return c + sum(cumprod(v * c * 0.3 + t * 0.1, "time")) * 0.1;
+    };
+    return fold(add, "time")(full({}, 1, DType::f64), sum(d, "embed"));
+  };
+  auto check = [&](auto f, const NamedArray& at) {
+    const double h = 1e-5;
+    auto numeric = (f(at + h * d) - f(at - h * d)) / (2 * h);
+    CHECK(difference(sum(grad(f)(at) * d), numeric, 1e-8) == "");
+  };
+  const auto with_zeros = where(arange(Time) == 2., 0., x);
+  for (auto& at : {x, with_zeros}) {
+    check(product, at);
+    check(slope, at);
+    check(repeated, at);
+  }
+}
+
 TEST_CASE("reduce starts from the first slice; associative_scan returns all running results") {
   auto x = values({Time, Embed}, 0.5, 1.5);
   auto mul = [](const NamedArray& a, const NamedArray& b) { return a * b; };
