@@ -276,6 +276,32 @@ void find_in_reader(const ScopeNodes& nodes, Scope& scope) {
   }
 }
 
+struct KernelAxes {
+  Axes outer, inner;
+};
+// Returns the axes of this kernel with n computed inside of it. Nothing: n cannot be.
+std::optional<KernelAxes> joined_axes(const NodePtr& n, const Unit& u) {
+  if (finds_position(n->op->code) || u.nodes.size() > kMostJoined) return {};
+  const KernelAxes current{u.outer, u.inner};
+  Axes all = u.outer;
+  all.insert(all.end(), u.inner.begin(), u.inner.end());
+  if (n->op->kind == Kind::map) {
+    const bool is_of_rows = !u.inner.empty() && same_set(n->axes, u.outer);
+    return is_of_rows || same_set(n->axes, all) ? std::optional(current) : std::nullopt;
+  }
+  if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return {};
+  auto over = without(n->in[0]->axes, n->axes);
+  if (!u.inner.empty()) return same_set(over, u.inner) ? std::optional(current) : std::nullopt;
+  // Rows stay in cache only if the reduced axes are the last axes of all values that the kernel
+  // stores.
+  for (auto& m : u.nodes) {
+    const auto first = m->axes.size() - std::min(over.size(), m->axes.size());
+    if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(first), m->axes.end()), over)) return {};
+  }
+  auto outer = without(all, over);
+  return KernelAxes{outer, without(all, outer)};
+}
+
 // Divides the nodes into units. For example, a = exp(x), s = sum(a) and y = a / s become one
 // kernel, whose outer axes are those of s: s joins the kernel of a (kernel_for), and so does y,
 // since it reads both without a rename.
@@ -341,32 +367,6 @@ struct Builder {
   int unit_of(const Node* n) const {
     auto i = scope.unit_of.find(n);
     return i == scope.unit_of.end() ? -1 : i->second;
-  }
-
-  struct KernelAxes {
-    Axes outer, inner;
-  };
-  // Returns the axes of this kernel with n computed inside of it. Nothing: n cannot be.
-  static std::optional<KernelAxes> joined_axes(const NodePtr& n, const Unit& u) {
-    if (finds_position(n->op->code) || u.nodes.size() > kMostJoined) return {};
-    const KernelAxes current{u.outer, u.inner};
-    Axes all = u.outer;
-    all.insert(all.end(), u.inner.begin(), u.inner.end());
-    if (n->op->kind == Kind::map) {
-      const bool is_of_rows = !u.inner.empty() && same_set(n->axes, u.outer);
-      return is_of_rows || same_set(n->axes, all) ? std::optional(current) : std::nullopt;
-    }
-    if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return {};
-    auto over = without(n->in[0]->axes, n->axes);
-    if (!u.inner.empty()) return same_set(over, u.inner) ? std::optional(current) : std::nullopt;
-    // Rows stay in cache only if the reduced axes are the last axes of all values that the kernel
-    // stores.
-    for (auto& m : u.nodes) {
-      const auto first = m->axes.size() - std::min(over.size(), m->axes.size());
-      if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(first), m->axes.end()), over)) return {};
-    }
-    auto outer = without(all, over);
-    return KernelAxes{outer, without(all, outer)};
   }
 
   int last_collective = -1;
