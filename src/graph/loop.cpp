@@ -83,10 +83,13 @@ LoopInputs inputs_of(const Loop& l) {
     traverse(values_of(l, b), [&](NodeRef n, PendingNodes& todo) {
       auto& in = n->in;
       if (!varies_in(*n, l, b)) {
-        // index of an outer loop, with which this loop varies
+        // the index of an outer loop, which is equal in all iterations of this one
         if (is_index(*n)) return invariants.add(n);
         if (n->op->kind == Kind::leaf && n->op->cheap) return;
-        is_generated(n) ? append(todo, in) : invariants.add(n);
+        if (is_generated(n))
+          append(todo, in);
+        else
+          invariants.add(n);
       } else if (n->op->kind == Kind::view && in.size() > 1 && in[1] == l.index[b] &&
                  !varies_in(*in[0], l, b)) {
         slices.add(in[0]);

@@ -44,7 +44,7 @@ NodePtr cumprod_grad(NodeRef x, NodeRef y, NodeRef g, Name axis, bool reverse) {
   auto number = [&](double v) {
     return filled(v, x->dtype, replaced(x->axes, axis, {full.resize(1)}));
   };
-  // Shifts v by one position, towards the end of the product or away from it.
+  // Shifts v by one position in the order of multiplication: to later positions, or earlier ones.
   auto later = [&](NodeRef v, double at_start) {
     const auto rest = slice(v, axis, reverse ? 1 : 0, n - 1);
     return concat(reverse ? Nodes{rest, number(at_start)} : Nodes{number(at_start), rest}, full);

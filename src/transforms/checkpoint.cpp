@@ -178,6 +178,7 @@ struct UserCustomVjp : CustomVjp {
              "is rebuilt, as for a second derivative; pass that array as an argument");
     return result;
   }
+  // The operands are the results of the function, then its arguments.
   std::string fault(const Nodes& operands) const override {
     auto count = [](const std::vector<bool>& given) {
       return std::size_t(std::count(given.begin(), given.end(), true));

@@ -195,6 +195,8 @@ NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh
   return ops::constrained(
       "all_gather", NamedArray(joined(prim::rename(prim::fit(n, all), from, to), own, mine.name)));
 }
+// The sum over all devices, of which each device keeps one block of `axis`: the axis is split into
+// (shards, block), the inverse of all_gather.
 NamedArray psum_scatter(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
   auto total = psum(x, mesh_axes);
   CallSite here(x.at());

@@ -30,6 +30,8 @@ void RegionLoops::add_scan_results(Loop& l, Nodes& nodes, const NodePtr& n) {
     nodes.push_back(k < t.value ? nullptr : k == t.value ? n : gathers[k - t.value - 1]);
   }
 }
+// Returns the result of a loop for a reduction over the axis. `prod` is a carry, since a fold
+// accumulates sums and extremes only. A scatter starts from its first operand, unless that is 0.
 LoopResult RegionLoops::reduction_result(const NodePtr& n) {
   LoopResult r{ResultKind::fold, *members_.reduction_monoid(*n), {}, {}, {}};
   for (std::size_t b = 0; b < tiles_.index().size(); ++b) {
@@ -43,8 +45,8 @@ LoopResult RegionLoops::reduction_result(const NodePtr& n) {
     for (auto& v : r.value) v = prim::build(prim::kMul, {r.carry, v}, n->axes, n->dtype);
   }
   if (n->op == &kResult && members_.is_along_axis(*n)) r.start = result_of(*n).start;
-  bool from_zeros = r.monoid == Monoid::sum && prim::is_number(n->in[0], 0);
-  if (n->op->accumulates && !from_zeros) r.start = prim::cast(n->in[0], r.value[0]->dtype);
+  const bool adds_to_zeros = r.monoid == Monoid::sum && prim::is_number(n->in[0], 0);
+  if (n->op->accumulates && !adds_to_zeros) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
 // Swaps two axis names: `a`, the name of the tiled axis in x, and the name that the loop has for

@@ -210,8 +210,8 @@ class ScoreTiles {
   // roots as functions of these values. For example, given the weights w = exp(s - m) / l, the max
   // m and the sum l of each row become inputs of the loops that compute the sums over w.
   Nodes with_rows_computed(const Nodes& roots, Nodes rows) {
-    // boundaries along keys, and along queries
-    const auto &keys = by_keys_.sizes[from_].first, &own = by_queries_.sizes[from_].first;
+    // the boundaries of the region along each axis
+    const auto &keys = by_keys_.sizes[from_].first, &queries = by_queries_.sizes[from_].first;
     const int min_passes = region(by_keys_, rows).passes();
     // adds results that need no further pass, such as the matmul of weights and values
     for (auto& r : roots) {
@@ -223,15 +223,16 @@ class ScoreTiles {
     auto created = without_boundaries(tile(by_queries_, rows), by_queries_.call, index_);
     // The rows enter the region of queries again, so that nodes that are computed from rows alone,
     // such as a matmul with values, are tiled along queries as well.
-    Rewrite to, entered;
+    Rewrite computed, entered;
     for (std::size_t k = 0; k < rows.size(); ++k) {
-      to[rows[k].get()] = entered[rows[k].get()] = created[k];
-      if (has(created[k]->axes, own.axis))
-        entered[rows[k].get()] = prim::enter(prim::leave(created[k], own.attr()), own.attr());
+      computed[rows[k].get()] = entered[rows[k].get()] = created[k];
+      if (has(created[k]->axes, queries.axis))
+        entered[rows[k].get()] =
+            prim::enter(prim::leave(created[k], queries.attr()), queries.attr());
     }
     auto rest = substitute(roots, entered, index_);
     for (std::size_t k = 0; k < roots.size(); ++k)
-      if (auto r = to.find(roots[k].get()); r != to.end()) rest[k] = r->second;
+      if (auto r = computed.find(roots[k].get()); r != computed.end()) rest[k] = r->second;
     return rest;
   }
 

@@ -66,13 +66,14 @@ StartedCollective started(const Step& s, bool is_prefetched) {
                         .in_flight = {},
                         .is_prefetched = is_prefetched};
   out.finish.finish.call = s.collective.call;
-  auto note = [](auto& operands, Slots& slots, std::vector<View>& views) {
+  // Notes the slots of the operands, and adds a view of each to the operands of `finish`.
+  auto note_slots = [](auto& operands, Slots& slots, std::vector<View>& views) {
     for (auto& op : operands)
       if (slots.insert(op.view.slot).second)
         views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
   };
-  note(s.collective.x, out.in_flight.reads, out.finish.finish.x);
-  note(s.collective.out, out.in_flight.writes, out.finish.finish.out);
+  note_slots(s.collective.x, out.in_flight.reads, out.finish.finish.x);
+  note_slots(s.collective.out, out.in_flight.writes, out.finish.finish.out);
   return out;
 }
 
