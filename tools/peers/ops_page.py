@@ -100,17 +100,19 @@ def write_page(o):
     rows = list(compare_ops.load(o.rows).values())
     compare_ops.report(rows, o.worst)
     measured = sorted((r for r in rows if ratio(r)), key=ratio)
-    worst = [r for r in measured if r["size"] != "tiny"][:40]
+    large = [r for r in measured if r["size"] != "tiny"]
+    worst = [r for r in large if ratio(r) < 0.95]
     lines = [[f"`{r['op']}`", r["place"], r["size"], r["dtype"], r["pass"],
-              *(duration(r, name) for name in ("ours", *PEERS)), number(ratio(r))] for r in worst]
+              *(duration(r, name) for name in ("ours", *PEERS)), number(ratio(r)),
+              ops_table.REASONS.get(r["op"], ops_table.MEMORY)] for r in worst]
     heads = [f"{size} {dtype}, {word}" for dtype, size, word in columns_of(rows)]
     PAGE.write_text(TEMPLATE.read_text().format(
         date=datetime.date.today().isoformat(), machine=machine(), versions=versions(o.python),
-        count=len(worst),
+        count=len(worst), all=len(large), near=sum(ratio(r) >= 0.9 for r in worst),
         summary=table(["size", "dtype", "cases", "geometric mean", "at least 1", "at least 0.8",
                        "below 0.5"], summary(rows)),
         worst=table(["op", "axis", "size", "dtype", "pass", "this library", "PyTorch", "JAX",
-                     "ratio"], lines),
+                     "ratio", "reason"], lines),
         ops=table(["op", *heads], [[f"`{name}`", *cells] for name, *cells in by_op(rows)]),
         torch=lacking(rows, "torch", 1), jax=lacking(rows, "jax", 0),
         exceptions=table(["entry", "reason"], [[f"`{name}`", reason] for name, reason in
