@@ -159,6 +159,16 @@ class House(unittest.TestCase):
                     if reads.search(text) and not at.startswith(allowed)}
         self.assertEqual(rewrites, {"src/compile/chunk/defer_normalization.cpp"})
 
+    def test_passes_do_not_read_the_context_of_a_trace(self):
+        # The environment is read at the line of the call.
+        self.none(at for at, text in lines("src/compile") if "context()" in text
+                  and not at.startswith("src/compile/debug_options.cpp"))
+
+    def test_the_name_of_a_backend_decides_nothing(self):
+        name = r'"(cpu|cuda|reference|cuda-sim)"'
+        compares = re.compile(rf"[!=]= {name}|{name} [!=]=")
+        self.none(at for at, text in lines("src", "backends", "include") if compares.search(text))
+
     def test_functions_have_at_most_100_lines(self):
         other = r"(?:template <.*> )?(?:namespace|struct|class|enum|union)|//|\s"
         begins = re.compile(rf"^( {{0,4}})(?!{other}).*[)\w] \{{$")
