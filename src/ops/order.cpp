@@ -41,17 +41,14 @@ NodePtr cumprod_grad(NodeRef x, NodeRef y, NodeRef g, Name axis, bool reverse) {
   const auto full = *find(*x, axis);
   const auto n = full.size;
   if (n < 2) return g;
-  auto number = [&](double v) {
-    return filled(v, x->dtype, replaced(x->axes, axis, {full.resize(1)}));
+  auto to_next_position = [&](NodeRef v, double first) {
+    return pad(slice(v, axis, 0, n - 1), axis, 1, 0, number(first, x->dtype));
   };
-  // Shifts v by one position in the order of multiplication: to later positions, or earlier ones.
-  auto later = [&](NodeRef v, double at_start) {
-    const auto rest = slice(v, axis, reverse ? 1 : 0, n - 1);
-    return concat(reverse ? Nodes{rest, number(at_start)} : Nodes{number(at_start), rest}, full);
+  auto to_previous_position = [&](NodeRef v, double last) {
+    return pad(slice(v, axis, 1, n - 1), axis, 0, 1, number(last, x->dtype));
   };
   auto earlier = [&](NodeRef v) {
-    const auto rest = slice(v, axis, reverse ? 0 : 1, n - 1);
-    return concat(reverse ? Nodes{number(0), rest} : Nodes{rest, number(0)}, full);
+    return reverse ? to_next_position(v, 0) : to_previous_position(v, 0);
   };
   // The loop reads one position at a time, which is contiguous if the axis is first.
   const auto others = without(x->axes, {full}), axis_first = joined({full}, others);
@@ -70,7 +67,8 @@ NodePtr cumprod_grad(NodeRef x, NodeRef y, NodeRef g, Name axis, bool reverse) {
   l.results = {{ResultKind::carry, Monoid::sum, {next}, filled(0, sums, others), p},
                {ResultKind::stack, Monoid::sum, {next}, {}, {}}};
   const auto all = cast(fit(loop_result(make_loop(std::move(l)), 1), x->axes), x->dtype);
-  return mul(later(y, 1), add(fit(g, x->axes), all));
+  const auto before = reverse ? to_previous_position(y, 1) : to_next_position(y, 1);
+  return mul(before, add(fit(g, x->axes), all));
 }
 void cumulative_lower(const Node& n, Emit& e) {
   auto how = CumulativeAttr::of(n);
