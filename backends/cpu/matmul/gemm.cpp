@@ -56,15 +56,15 @@ dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std:
           type_of(dtype),
           dnnl::memory::dims{stride[0] == 0 ? rows * cols : stride[0], stride[1], stride[2]}};
 }
-// The smallest matmul that a kernel of this backend runs.
+// The smallest matmul that a kernel of this backend runs: in f32, in bf16 (other implementations
+// widen bf16 slowly), and by a kernel that packs all rows of a.
 struct SmallestMatmul {
   std::int64_t m, n, k;  // rows, columns and summed positions
   bool is_reached_by(const GemmShape& s) const { return s.m >= m && s.n >= n && s.k >= k; }
 };
-constexpr SmallestMatmul smallest_f32{8, 16, 8};
-constexpr SmallestMatmul smallest_bf16{2, 4, 4};       // other implementations widen bf16 slowly
-constexpr SmallestMatmul smallest_packed{16, 16, 16};  // by a kernel that packs all rows of a
-// summed positions of a matmul that accumulates in f32 and may have any number of rows
+constexpr SmallestMatmul smallest_f32{8, 16, 8}, smallest_bf16{2, 4, 4},
+    smallest_packed{16, 16, 16};
+// the most summed positions of a matmul that accumulates in f32 and may have any number of rows
 constexpr std::int64_t most_accumulated = 512;
 // Returns true for matmuls in which the overhead of oneDNN exceeds the time of its multiplications.
 bool is_small(const GemmShape& s) {
