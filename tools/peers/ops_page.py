@@ -39,6 +39,12 @@ def table(header, rows):
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
 
 
+def reason(row):
+    """Returns why a case is slower than a peer."""
+    of_op = ops_table.REASONS.get(row["op"], ops_table.UNKNOWN)
+    return ops_table.REASONS.get((row["op"], row["place"]), of_op)
+
+
 def summary(rows):
     """Returns one line for each dtype and size: the distribution of the ratios."""
     out = []
@@ -104,7 +110,7 @@ def write_page(o):
     worst = [r for r in large if ratio(r) < 0.95]
     lines = [[f"`{r['op']}`", r["place"], r["size"], r["dtype"], r["pass"],
               *(duration(r, name) for name in ("ours", *PEERS)), number(ratio(r)),
-              ops_table.REASONS.get(r["op"], ops_table.MEMORY)] for r in worst]
+              reason(r)] for r in worst]
     heads = [f"{size} {dtype}, {word}" for dtype, size, word in columns_of(rows)]
     PAGE.write_text(TEMPLATE.read_text().format(
         date=datetime.date.today().isoformat(), machine=machine(), versions=versions(o.python),

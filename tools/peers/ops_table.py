@@ -276,33 +276,28 @@ EXCEPTIONS = {
     "chunked_reduce that keeps the axis": CHUNKS,
 }
 
-# For each op, why a case may be slower than a peer.
+# For an op, or for an op with a place of its axis: why a case is slower than a peer. The reasons
+# come from profiles, bandwidths and the steps of the compiled programs.
+UNKNOWN = "not examined"
 MEMORY = "limited by memory"
 ARITHMETIC = "limited by arithmetic, with errors of at most 2 ulp"
-MATMUL = "limited by the kernel of matmuls, which reaches about 0.9 of the speed of MKL"
-CONV = "the copy of the padding, and rows that fill vectors in part; in bf16, PyTorch uses AMX"
+MATMUL = "limited by the kernel of matmuls"
+CONV = "the copy of the padding, and rows that fill vectors in part"
 SHORT_ROWS = "rows of 3 or 5 elements are read and written by permutations"
-COLUMNS = "an iteration reads one element of each row"
 REASONS = {
-    **dict.fromkeys(("cos", "erf", "erfinv", "exp2", "log10", "sin", "sinh", "tan"), ARITHMETIC),
-    **dict.fromkeys(("dot", "dot with an order", "dot with itself", "einsum"), MATMUL),
-    **dict.fromkeys(("conv of adjacent windows", "conv over two axes, channels first",
-                     "conv over two axes, channels last", "conv over three axes",
-                     "conv with a stride", "conv_transpose", "max_pool with padding"), CONV),
-    **dict.fromkeys(("pad_left", "repeat", "split", "stack"), SHORT_ROWS),
-    **dict.fromkeys(("cumprod", "fold", "scan"), COLUMNS),
-    **dict.fromkeys(("tril", "triu"), "the mask compares two positions for each element"),
-    "astype to integers": "values out of range are clamped",
-    **dict.fromkeys(("at_add by an array with a shared axis", "at_divide", "at_power"),
-                    "updates of one element have an order"),
-    "bincount": "ids out of range are dropped, which requires a comparison",
+    **dict.fromkeys(("isfinite", "isnan", "logical_and", "logical_xor", "max", "min", "prod",
+                     "sum over all"), MEMORY),
+    **dict.fromkeys(("cos", "erfinv", "log10", "sin", "tan"), ARITHMETIC),
+    **dict.fromkeys(("conv of adjacent windows", "dot with itself", "einsum"), MATMUL),
+    **dict.fromkeys(("conv over two axes, channels last", "conv with a stride"), CONV),
+    **dict.fromkeys((("pad_left", "last"), ("split", "last")), SHORT_ROWS),
     "broadcast_arrays": "each of two sums reads the cotangent",
     "conv_transpose with a stride": "the phases of the stride are interleaved by copies",
-    "nonzero": "four passes: counts, positions, a scatter, and a division by the sizes of axes",
-    "pad by reflection": "edges are copied in reverse order, by element",
-    "repeat by counts": "a gather along the last axis, by element",
-    "softmax": "the max, the sum and the result are three passes over the columns",
-    "take": "rows are added to a table at random positions",
+    "max_pool with padding": "the padded array is stored between the maxima over two axes",
+    "nonzero": "four steps: counts, positions, a scatter, and a division by the sizes of axes",
+    ("repeat by counts", "last"): "a gather along the last axis",
+    ("scan", "last"): "an iteration reads one element of each row",
     "take with a shared axis": "elements are added to a table at random positions",
-    "unbind": SHORT_ROWS + "; parts without a cotangent are cleared by a copy",
+    ("tril", "last"): "the last two axes are transposed",
+    ("unbind", "last"): SHORT_ROWS + "; a part without a cotangent is cleared by a copy",
 }
