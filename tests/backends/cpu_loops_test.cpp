@@ -135,6 +135,8 @@ TEST_CASE("loops with small steps match the reference") {
                         {16, 16, 8},
                         {5, 33, 10},
                         {1, 150, 9},
+                        {2, 100, 9},
+                        {4, 70, 9},
                         {130, 3, 8},
                         {300, 2, 9}})
       if (std::string(name) != "matmul of two states" || sizes.rows == sizes.columns)

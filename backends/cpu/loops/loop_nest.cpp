@@ -16,6 +16,8 @@ using program::Instr;
 
 // limits of a step: below them, a step is faster on one thread than on several
 constexpr std::int64_t most_work = 1 << 17, most_multiplications = 32 * 1024;
+// of a matmul that adds all products in f64, for which conversions take most of the time
+constexpr std::int64_t most_exact = 8 * 1024;
 constexpr std::int64_t lanes = 16;
 constexpr std::int64_t most_stride = (1 << 30) / lanes;  // offsets of lanes have 32 bits
 // costs in registers
@@ -275,6 +277,7 @@ std::optional<MatmulNest> matmul_nest_of(const program::Contract& c) {
   std::optional<MatmulNest> best;
   auto consider = [&](MatmulNest nest, std::size_t lanes_dim) {
     nest.vector = int(lanes_dim);
+    nest.is_exact = multiplications <= most_exact;
     if (has_unit_strides(nest) && (!best || cost_of(nest) < cost_of(*best))) best = std::move(nest);
   };
   MatmulNest nest = nest_without_lanes(c, dims, false);

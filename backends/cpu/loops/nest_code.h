@@ -20,9 +20,11 @@ class NestCode : public VectorOps {
   NestCode(std::size_t bytes, bool avx512) : VectorOps(bytes, avx512) {}
 
   static constexpr int max_cursors = 48, max_depth = 16;
-  // The stack: cursors and counters, pointers and masks of calls, vectors of calls.
+  // The stack: cursors and counters, pointers and masks of calls, vectors of calls, values of the
+  // control register of vector instructions.
   static constexpr int pointers_at = 8 * (max_cursors + max_depth), masks_at = pointers_at + 88,
-                       vectors_at = masks_at + 16, stack_bytes = vectors_at + 64 * 37;
+                       vectors_at = masks_at + 16, control_at = vectors_at + 64 * 37,
+                       stack_bytes = control_at + 16;
 
   void emit_nest(const Nest&);
   void emit_matmul(const MatmulNest&);
@@ -126,24 +128,32 @@ class NestCode : public VectorOps {
   void round_to_f32(const F64Sum&);
   void add_lanes(const F64Sum&);
 
-  // ---- matmuls: nest_sums.cpp ----
+  // ---- matmuls: nest_matmuls.cpp ----
   // Registers of the result: the last column has `rest` elements, if it is not full.
   struct ResultBlock {
     int rows, columns;
     std::int64_t rest;
     bool is_part(int column) const { return rest > 0 && column == columns - 1; }
+    std::size_t size() const { return std::size_t(rows * columns); }
+    // In a small block, several sets of sums hide the latency of an addition.
+    std::size_t sets() const { return size() == 1 ? 4 : size() <= 3 ? 2 : 1; }
   };
   void each_block(std::size_t dim, std::int64_t count, std::int64_t width, int most,
                   const std::function<void(int, bool)>& f);
-  void each_term(int first, const std::function<void()>& f);
+  void each_group(int first, const std::function<void(std::int64_t)>& f);
   void emit_block(const MatmulNest&, const ResultBlock&);
-  void add_products(const ResultBlock&, std::span<const F64Sum>);
-  void emit_dot(const MatmulNest&);
   // A register of memory, converted to f64.
   struct F64Values {
     Temporary low, high;
     F64Values(NestCode&, const Address&, bool is_part);
   };
+  std::vector<Vector> sum_exactly(const MatmulNest&, const ResultBlock&);
+  void add_exact_products(const ResultBlock&, std::span<const F64Sum>);
+  std::vector<Vector> sum_in_groups(const MatmulNest&, const ResultBlock&);
+  void sum_group(const ResultBlock&, std::span<const Vector> parts, std::int64_t count);
+  void add_products(const ResultBlock&, std::span<const Vector> sums, bool is_first);
+  void emit_dot(const MatmulNest&);
+  void add_group(const F64Sum&);
   Address block_address(int cursor, int row, int column);
 
   static constexpr int registers_for_cursors = 9;
