@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 
+#include "backends/cpu/matmul/flush_subnormals.h"
 #include "base/thread_pool.h"
 #include "kernels.h"
 #include "program/custom.h"
@@ -70,6 +71,7 @@ bool multiply(const program::HostMatmul& p) {
   const auto* kernel = matmul_kernel(p.dtype);
   if (kernel && kernel->only_small && !has_unit_strides(matmul)) kernel = kernels().matmul;
   if (!kernel) return false;
+  const FlushSubnormals flush;
   kernel->run(matmul, packing_memory(kernel->scratch_bytes(matmul)));
   return true;
 }

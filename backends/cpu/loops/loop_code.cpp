@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "backends/cpu/assemble/assemble.h"
+#include "backends/cpu/matmul/flush_subnormals.h"
 #include "nest_code.h"
 
 namespace haliax::cpu {
@@ -61,6 +62,15 @@ class StepsCode final : public StepsFunction, NestCode {
     mov(rbx, qword[r15 + offsetof(Frame, slots)]);
     mov(rbp, qword[r15 + offsetof(Frame, loops)]);
     set_constants_register();
+    stmxcsr(control(false));
+    mov(eax, control(false));
+    or_(eax, flush_subnormals);
+    mov(control(true), eax);
+  }
+  Address control(bool flushes) { return dword[rsp + control_at + (flushes ? 4 : 0)]; }
+  // Emits code that flushes subnormals, or no longer, unless it is so already.
+  void set_flushes(bool flushes) {
+    if (std::exchange(flushes_, flushes) != flushes) ldmxcsr(control(flushes));
   }
   void leave() {
     xor_(eax, eax);
@@ -73,8 +83,18 @@ class StepsCode final : public StepsFunction, NestCode {
   void emit_steps(std::span<const Step> steps) {
     for (const Step& step : steps) {
       current_ = &step;
-      emit_step(step);
+      const auto matmul = step.kind == Kind::contract && !refused_.count(&step)
+                              ? matmul_nest_of(step.contract)
+                              : std::nullopt;
+      set_flushes(matmul.has_value());
+      if (matmul) {
+        ++small_steps_;
+        emit_matmul(*matmul);
+      } else {
+        emit_step(step);
+      }
     }
+    set_flushes(false);
   }
   void emit_step(const Step& step) {
     if (refused_.count(&step)) return emit_call(step);
@@ -84,12 +104,6 @@ class StepsCode final : public StepsFunction, NestCode {
         if (auto nest = nest_of(step, context_, avx512_)) {
           ++small_steps_;
           return emit_nest(*nest);
-        }
-        break;
-      case Kind::contract:
-        if (auto matmul = matmul_nest_of(step.contract)) {
-          ++small_steps_;
-          return emit_matmul(*matmul);
         }
         break;
       case Kind::loop:
@@ -153,6 +167,7 @@ class StepsCode final : public StepsFunction, NestCode {
   std::exception_ptr error_;
   Xbyak::Label exit_;
   int small_steps_ = 0;
+  bool flushes_ = false;  // subnormals at this point of the code
 };
 
 }  // namespace

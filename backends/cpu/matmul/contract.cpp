@@ -7,6 +7,7 @@
 #include "backends/cpu/move/strided_copy.h"
 #include "base/thread_pool.h"
 #include "correlation.h"
+#include "flush_subnormals.h"
 #include "gemm.h"
 #include "gemv.h"
 #include "loop_contract.h"
@@ -58,6 +59,7 @@ class MatmulStep final : public CompiledStep {
     auto block_mask = block_mask_;
     if (flags_) block_mask.flags = reinterpret_cast<const unsigned char*>(flags_->at(frame));
     parallel_for(p.tasks(), p.workers, [&](std::int64_t task, int worker) {
+      const FlushSubnormals flush;
       run_block({a, b, out, scratch}, block_mask, task, worker);
     });
     if (p.choice.pack_out.used) copied(copy_out_, out, result);

@@ -6,6 +6,7 @@
 
 #include "backends/cpu/kernels.h"
 #include "base/thread_pool.h"
+#include "flush_subnormals.h"
 #include "program/matrices.h"
 
 namespace haliax::cpu {
@@ -82,6 +83,7 @@ class CorrelationStep final : public CompiledStep {
     const std::byte *x = x_.at(frame), *y = y_.at(frame);
     std::byte* out = out_.at(frame);
     parallel_for(points(plan_.batch) * blocks_, threads(), [&](std::int64_t task, int) {
+      const FlushSubnormals flush;
       const std::int64_t batch = task / blocks_, first = task % blocks_ * per_block_;
       const std::int64_t bytes = haliax::bytes_of(type_);
       double sums[Correlation::most_taps] = {};

@@ -7,6 +7,7 @@
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/workspace.h"
 #include "base/thread_pool.h"
+#include "flush_subnormals.h"
 #include "gemv.h"
 #include "program/matrices.h"
 
@@ -106,7 +107,10 @@ class GemvStep final : public CompiledStep {
         .out = out_.at(frame),
         .partial = plan_.k_blocks > 1 ? reinterpret_cast<float*>(scratch_.at(frame)) : nullptr,
         .flags = flags_at(frame)};
-    parallel_for(plan_.tasks(), workers_, [&](std::int64_t task, int) { run_task(at, task); });
+    parallel_for(plan_.tasks(), workers_, [&](std::int64_t task, int) {
+      const FlushSubnormals flush;
+      run_task(at, task);
+    });
     if (at.partial) add_partial_sums(at);
   }
 
@@ -150,6 +154,7 @@ class GemvStep final : public CompiledStep {
     const auto& p = plan_;
     const std::int64_t blocks = points(p.outer) * p.n_blocks;
     parallel_for(blocks, blocks > 64 ? workers_ : 1, [&](std::int64_t block, int) {
+      const FlushSubnormals flush;
       const std::int64_t n = block % p.n_blocks * p.n_block, outer_element = block / p.n_blocks,
                          count = std::min(p.n_block, p.n.n - n);
       float* sum = at.partial + outer_element * p.k_blocks * p.n.n + n;

@@ -7,6 +7,7 @@
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/workspace.h"
 #include "base/thread_pool.h"
+#include "flush_subnormals.h"
 #include "matmul_plan.h"
 #include "program/matrices.h"
 
@@ -42,6 +43,7 @@ class LoopContractStep final : public CompiledStep {
     const std::byte *a = a_.at(frame), *b = b_.at(frame);
     std::byte* out = out_.at(frame);
     parallel_for(batch_ * n_blocks_ * m_blocks_, workers_, [&](std::int64_t task, int) {
+      const FlushSubnormals flush;
       const std::int64_t m = task % m_blocks_ * rows, n = task / m_blocks_ % n_blocks_ * cols,
                          batch = task / m_blocks_ / n_blocks_;
       tile(a, b, out, batch, m, std::min(rows, m_ - m), n, std::min(cols, n_ - n));
