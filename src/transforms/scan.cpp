@@ -9,6 +9,7 @@
 #include "ops/attr.h"
 #include "ops/effect.h"
 #include "ops/named.h"
+#include "transforms/hoist.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
 
@@ -209,35 +210,6 @@ std::pair<Leaves, Leaves> scan_blocks(const char* op, const Axis& axis, std::int
   return {last, mapped(ys, [&](NodeRef y) {
             return prim::flatten(y, {blocks.name, axis.name}, axis);
           })};
-}
-
-// Moves contractions of a slice of a scanned array with a loop-invariant array out of the loop: one
-// contraction of the array before the loop is faster than one small contraction per iteration, and
-// its gradient is one contraction, too. For example, `x_t . w` of a recurrent cell becomes a slice
-// of `x . w`. Large contractions stay in the loop, because the results of all iterations are
-// materialized.
-Nodes with_hoisted_contractions(const Nodes& created, NodeRef index, const Axis& axis) {
-  constexpr std::int64_t most_in_iteration = 128 << 10, most = 64 << 20;  // bytes
-  auto in_body = [&](const Node& n) { return n.varies_with(index.get()); };
-  Rewrite to;
-  traverse(created, in_body, [&](NodeRef n, PendingNodes& todo) {
-    add_reads(n, todo);
-    if (n->op->kind != Kind::contract || n->bytes() > most_in_iteration ||
-        n->bytes() * axis.size > most)
-      return;
-    for (std::size_t k : {0, 1}) {
-      auto &slice = n->in[k], &other = n->in[1 - k];
-      const bool scanned = is_slice_at(*slice, index.get()) && !in_body(*slice->in[0]);
-      if (!scanned || in_body(*other) || find(*other, axis.name)) continue;
-      OriginScope due(n->origin);
-      Nodes in{other, other};
-      in[k] = slice->in[0];
-      auto all = prim::rebuilt(*n, in, joined({axis}, n->axes));
-      to[n.get()] = prim::fit(prim::slice_at(all, index, true), n->axes);
-      return;
-    }
-  });
-  return to.empty() ? created : substitute(created, to);
 }
 
 struct TracedBody;
