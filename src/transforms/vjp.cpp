@@ -1,12 +1,14 @@
 // Reverse-mode differentiation: one traversal from the newest node to the oldest, so that all users
 // of a node are processed before the node.
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/name.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
+#include "transforms/hoist.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
@@ -293,13 +295,24 @@ class Backward {
       if (has_carry(l)) d = with_residuals(forward, l, b, d);
       for (std::size_t j = 0; j < d.size(); ++j) gradient.back.results[j].value.push_back(d[j]);
     }
-    if (auto* condition = condition_of(l)) gradient.back.results.push_back(*condition);
-    auto loop = make_loop(std::move(gradient.back));
+    auto* condition = condition_of(l);
+    std::optional<DeferredSums> deferred;
+    if (has_carry(l) && l.drop && l.save == Save::all && !condition) {
+      deferred.emplace(gradient.back);
+      gradient.back = deferred->loop();
+    }
+    if (condition) gradient.back.results.push_back(*condition);
+    const auto loop = make_loop(std::move(gradient.back));
+    Nodes results;
+    if (deferred)
+      results = deferred->results(loop);
+    else
+      for (std::size_t j = 0; j < gradient.of.size(); ++j) results.push_back(loop_result(loop, j));
     if (forward.results.size() > l.results.size())
-      loop = with_stacks(loop, std::move(forward), l.results.size());
+      results = with_stacks(results, std::move(forward), l.results.size());
     Cotangents out;
     for (std::size_t j = 0; j < gradient.of.size(); ++j)
-      out.push_back({gradient.of[j], loop_result(loop, j)});
+      out.push_back({gradient.of[j], results[j]});
     for (auto& [k, gk] : g)
       if (auto& r = l.results[k]; r.kind == ResultKind::fold && r.start && r.monoid == Monoid::sum)
         out.push_back({r.start, gk});
@@ -307,7 +320,7 @@ class Backward {
   }
   // Replaces the inputs that represent stacks of residuals by results of the forward loop, which
   // follow its `first` own results.
-  NodePtr with_stacks(NodeRef loop, Loop forward, std::size_t first) {
+  Nodes with_stacks(const Nodes& results, Loop forward, std::size_t first) {
     for (auto& r : forward.results)
       // The effect belongs to the differentiated loop.
       if (r.effect) std::fill(r.value.begin(), r.value.end(), r.carry);
@@ -315,7 +328,7 @@ class Backward {
     Rewrite to;
     for (std::size_t k = 0; k < residuals_.size(); ++k)
       to[residuals_[k].get()] = loop_result(saver, first + k);
-    auto out = substitute(loop, to);
+    auto out = substitute(results, to);
     residuals_.clear();
     return out;
   }

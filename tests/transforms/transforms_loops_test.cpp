@@ -588,3 +588,66 @@ TEST_CASE("scan: a carry may be read at several positions that depend on the ite
   const auto expected = jit(grad(f), {.backend = "reference"})(x);
   CHECK(difference(jit(grad(f))(x), expected, 1e-12) == "");
 }
+
+namespace {
+
+// Returns the number of loop results that are sums.
+int sums_in_loops(const std::vector<NamedArray>& roots) {
+  Nodes nodes;
+  for (auto& r : roots) nodes.push_back(r.node());
+  int count = 0;
+  for (auto& n : all_nodes(nodes))
+    if (n->op == &kLoop)
+      for (auto& r : loop_of(*n).results) count += r.kind == ResultKind::fold;
+  return count;
+}
+
+// A cell with two weights and a bias, one weight used twice.
+struct TwoWeights {
+  NamedArray carry, doubled, bias;
+};
+NamedArray next_state(const TwoWeights& p, In state, In x) {
+  auto product = [](In s, In w) { return dot(s, w, Embed).rename({{"to", "embed"}}); };
+  return tanh(product(state, p.carry) + product(product(x * state, p.doubled), p.doubled) + p.bias);
+}
+
+}  // namespace
+
+TEST_CASE("sums of contractions in the gradient of a loop are computed after it") {
+  const Axis Batch("batch", 2);
+  const auto weight = values({Embed, Embed.alias("to")});
+  const TwoWeights p{weight, weight * 0.3 + 0.1, values({Embed}, 0, 0.1)};
+  const auto xs = values({Batch, Time, Embed}), start = values({Batch, Embed}, 0, 1);
+  auto by_loop = [&](const ScanOptions& options) {
+    return [&, options](const TwoWeights& w) {
+      auto step = [&](In state, In x) { return next_state(w, state, x); };
+      return sum(square(fold(step, Time, options)(start, xs)));
+    };
+  };
+  auto unrolled = [&](bool reverse) {
+    return [&, reverse](const TwoWeights& w) {
+      auto state = start;
+      for (std::int64_t t = 0; t < Time.size; ++t)
+        state = next_state(w, state, haliax::at(xs, Time, reverse ? Time.size - 1 - t : t));
+      return sum(square(state));
+    };
+  };
+  for (bool reverse : {false, true}) {
+    const auto got = grad(by_loop({.reverse = reverse}))(p);
+    CHECK(sums_in_loops({got.carry, got.doubled, got.bias}) == 0);
+    const auto expected = grad(unrolled(reverse))(p);
+    CHECK(difference(got.carry, expected.carry, 1e-12) == "");
+    CHECK(difference(got.doubled, expected.doubled, 1e-12) == "");
+    CHECK(difference(got.bias, expected.bias, 1e-12) == "");
+  }
+  // policies that save memory keep the sums in the loop
+  const auto saving = grad(by_loop({.checkpoint = "carries"}))(p);
+  CHECK(sums_in_loops({saving.carry, saving.doubled, saving.bias}) == 3);
+  // operands that have more elements than the sum are not stacked
+  const Axis Large("batch", 100);
+  auto of_large = [&](In w) {
+    auto step = [&](In s, In x) { return tanh(dot(s, w, Embed).rename({{"to", "embed"}}) + x); };
+    return sum(fold(step, Time)(zeros({Large, Embed}, DType::f64), values({Time, Large, Embed})));
+  };
+  CHECK(sums_in_loops({grad(of_large)(weight)}) == 1);
+}
