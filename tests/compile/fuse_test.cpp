@@ -170,3 +170,28 @@ TEST_CASE("fuse: an expensive function of few elements is computed once, then br
     CHECK(evaluations == P.size * D.size);
   }
 }
+
+TEST_CASE("lower: columns of an array that all iterations read are copied before the loop") {
+  const Axis B("batch", 64), N("n", 3);
+  const auto start = random::normal(random::key(0), {B}).eval(),
+             rates = random::normal(random::key(1), {B, N}).eval();
+  auto f = [](std::int64_t steps) {
+    return [steps](const NamedArray& state, const NamedArray& table) {
+      auto p = unbind(table, "n");
+      auto step = [&](const NamedArray& s) { return tanh(s * p[0] + p[1]) * p[2]; };
+      return fold(step, Axis("time", steps))(state);
+    };
+  };
+  auto copies = [](const std::string& program) {
+    int count = 0;
+    for (auto at = program.find("copy [64] arg1"); at != std::string::npos;
+         at = program.find("copy [64] arg1", at + 1))
+      ++count;
+    return count;
+  };
+  CHECK(copies(jit(f(100)).plan(start, rates).program) == 3);
+  CHECK(copies(jit(f(4)).plan(start, rates).program) == 0);
+  const auto got = jit(f(100))(start, rates),
+             expected = jit(f(100), {.backend = "reference"})(start, rates);
+  CHECK(max(abs(got - expected)).item() < 1e-5);
+}

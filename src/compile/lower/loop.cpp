@@ -1,6 +1,7 @@
 // Lowers loops to steps that contain steps. A result is stacked in its final location, folded into
 // it, or carried.
 #include <algorithm>
+#include <cstdlib>
 
 #include "compile/lower/kernel.h"
 #include "compile/lower/lowering.h"
@@ -54,6 +55,7 @@ void Lowering::lower_loop(const NodePtr& n) {
     else if (result.kind == ResultKind::fold)
       fill(state.places[k], r->axes, prim::identity(result.monoid, r->dtype));
   }
+  copy_spread_operands(l);
   for (bool deferred : {false, true})
     for (std::size_t position = 0; position < l.index.size() && (!deferred || state.has_deferred);
          ++position)
@@ -61,6 +63,25 @@ void Lowering::lower_loop(const NodePtr& n) {
       lower_body(state, l.reverse ? l.index.size() - 1 - position : position, deferred);
   for (std::size_t k = 0; k < results.size(); ++k) set_place(results[k].get(), state.places[k]);
   retained_.insert(retained_.end(), results.begin(), results.end());
+}
+
+// Copies small views that every iteration reads in full, and whose elements are not neighbors in
+// memory, such as one column of an array. Loads of neighbors are faster.
+void Lowering::copy_spread_operands(const Loop& l) {
+  constexpr std::int64_t fewest_trips = 16, most_bytes = 1 << 18;
+  if (trips(l, 0) < fewest_trips) return;
+  for (auto& x : inputs_of(l).invariants) {
+    if (x->op->kind != Kind::view || x->bytes() > most_bytes || !in_memory(x)) continue;
+    const Place from = place_of(x);
+    std::int64_t nearest = 0;  // the smallest stride
+    for (std::size_t k = 0; k < x->axes.size(); ++k)
+      if (const auto stride = std::abs(from.strides[k]); x->axes[k].size > 1 && stride > 0)
+        nearest = nearest == 0 ? stride : std::min(nearest, stride);
+    if (nearest <= 1) continue;
+    const Place to = fresh(x->axes, x->dtype);
+    copy(from, to, x->axes);
+    set_place(x.get(), to);
+  }
 }
 
 void Lowering::lower_body(const LoweredLoop& state, std::size_t b, bool deferred) {
