@@ -51,7 +51,7 @@ struct MatmulNest {
   int outer = 0, vector = 0, row = -1;
   NestAccess a, b, out;  // a has stride 0 along a vector dim of n
   bool accumulate = false;
-  bool is_exact = true;  // products are added in f64; false: short groups of them in f32
+  bool is_exact = true;  // terms are added in f64; false: short groups of them in f32
   // Returns true if each element of the result is a sum over the lanes of a register.
   bool sums_lanes() const { return vector >= outer; }
 };

@@ -70,7 +70,7 @@ void NestCode::emit_block(const MatmulNest& p, const ResultBlock& block) {
       free_.set(std::size_t(sum.getIdx()));
     }
 }
-// Returns registers with the sums of products in f64, rounded to f32.
+// Returns registers with the sums in f64, rounded to f32.
 std::vector<Xmm> NestCode::sum_exactly(const MatmulNest& p, const ResultBlock& block) {
   const std::size_t size = block.size(), sets = block.sets();
   std::vector<F64Sum> sums;
@@ -132,7 +132,7 @@ NestCode::F64Values::F64Values(NestCode& code, const Address& from, bool is_part
     code.vcvtps2pd(high.z, code.ptr[from.getRegExp() + std::size_t(2 * code.lanes())]);
   }
 }
-// Returns registers with sums. Products are added in groups in f32, and groups in f64.
+// Returns registers with sums. Groups of terms are added in f32, and the groups in f64.
 std::vector<Xmm> NestCode::sum_in_groups(const MatmulNest& p, const ResultBlock& block) {
   const std::size_t size = block.size();
   std::vector<Vector> parts;
