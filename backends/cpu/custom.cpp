@@ -69,7 +69,7 @@ bool multiply(const program::HostMatmul& p) {
   if (p.out_n != 1 && p.out_m != 1) return false;
   const Matmul matmul = p.out_n == 1 ? matmul_of(p) : matmul_of(transposed(p));
   const auto* kernel = matmul_kernel(p.dtype);
-  if (kernel && kernel->only_small && !has_unit_strides(matmul)) kernel = kernels().matmul;
+  if (kernel && kernel->only_small && !has_unit_strides(matmul)) kernel = vector_kernel(p.dtype);
   if (!kernel) return false;
   const FlushSubnormals flush;
   kernel->run(matmul, packing_memory(kernel->scratch_bytes(matmul)));

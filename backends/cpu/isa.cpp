@@ -70,10 +70,18 @@ const Kernels& kernels() {
 
 namespace {
 
+// Returns the kernel of vectors for bf16. It uses the bf16 instructions of AVX-512, or computes in
+// f32, which is 4x faster than oneDNN without AMX.
+const MatmulKernel* vector_kernel_of_bf16() {
+#if defined(HALIAX_AVX512_BF16)
+  if (__builtin_cpu_supports("avx512bf16") && std::string_view(kernels().name) == "avx512")
+    return &bf16::kernel();
+#endif
+  return kernels().matmul;
+}
 // Returns the kernel for bf16. With AMX, this is a kernel for small matmuls, because oneDNN is
-// faster for large ones. Otherwise it uses the bf16 instructions of AVX-512, or computes in f32,
-// which is 4x faster than oneDNN.
-const MatmulKernel* matmul_of_bf16() {
+// faster for large ones.
+const MatmulKernel* kernel_of_bf16() {
 #if defined(HALIAX_AMX)
   const bool has_amx = [] {
     constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;  // bits of cpuid leaf 7, edx
@@ -87,18 +95,18 @@ const MatmulKernel* matmul_of_bf16() {
   }();
   if (has_amx) return &amx::kernel();
 #endif
-#if defined(HALIAX_AVX512_BF16)
-  if (__builtin_cpu_supports("avx512bf16") && std::string_view(kernels().name) == "avx512")
-    return &bf16::kernel();
-#endif
-  return kernels().matmul;
+  return vector_kernel_of_bf16();
 }
 
 }  // namespace
 
 const MatmulKernel* matmul_kernel(DType type) {
-  static const MatmulKernel* const bf16_kernel = matmul_of_bf16();
+  static const MatmulKernel* const bf16_kernel = kernel_of_bf16();
   return type == DType::f32 ? kernels().matmul : type == DType::bf16 ? bf16_kernel : nullptr;
+}
+const MatmulKernel* vector_kernel(DType type) {
+  static const MatmulKernel* const bf16_kernel = vector_kernel_of_bf16();
+  return type == DType::bf16 ? bf16_kernel : matmul_kernel(type);
 }
 
 }  // namespace haliax::cpu

@@ -325,6 +325,8 @@ const Kernels* kernels_of(std::string_view isa);
 
 // Returns the best kernel of this backend for operands of a dtype, or null where oneDNN is faster.
 const MatmulKernel* matmul_kernel(DType);
+// Returns the best kernel that accepts all strides and supports `taps`, or null for other dtypes.
+const MatmulKernel* vector_kernel(DType);
 
 namespace amx {
 const MatmulKernel& kernel();

@@ -92,7 +92,7 @@ double worst_difference(DType type, const Layout& layout, std::int64_t taps, boo
   p.a = type == DType::f32 ? static_cast<const void*>(a.data()) : a16.data();
   p.b = type == DType::f32 ? static_cast<const void*>(b.data()) : b16.data();
   p.c = c.data();
-  const auto* kernel = cpu::matmul_kernel(type);
+  const auto* kernel = cpu::vector_kernel(type);
   const auto bytes = std::size_t(kernel->scratch_bytes(p) + 63) / 64 * 64;
   void* scratch = std::aligned_alloc(64, std::max<std::size_t>(bytes, 64));
   std::memset(scratch, 0xff, bytes);  // NaN
@@ -110,8 +110,8 @@ double worst_difference(DType type, const Layout& layout, std::int64_t taps, boo
 
 TEST_CASE("cpu: a matmul of several taps sums all of them") {
   for (DType type : {DType::f32, DType::bf16}) {
-    const auto* kernel = cpu::matmul_kernel(type);
-    if (!kernel || kernel->only_small) continue;  // no kernel of this processor sums taps
+    const auto* kernel = cpu::vector_kernel(type);
+    if (!kernel) continue;  // the baseline instruction set
     for (bool a_by_rows : {true, false})
       for (bool near : {true, false})
         for (std::int64_t b_n : {1, 2, 3, 4, 5})
@@ -129,8 +129,8 @@ TEST_CASE("cpu: a matmul of several taps sums all of them") {
 
 TEST_CASE("cpu: the bits of a matmul of several taps do not depend on its blocks") {
   for (DType type : {DType::f32, DType::bf16}) {
-    const auto* kernel = cpu::matmul_kernel(type);
-    if (!kernel || kernel->only_small) continue;
+    const auto* kernel = cpu::vector_kernel(type);
+    if (!kernel) continue;  // the baseline instruction set
     for (std::int64_t n : {63, 168, 784})
       for (std::int64_t taps : {2, 9})
         for (std::int64_t block : {16, 32, 48, 64}) {

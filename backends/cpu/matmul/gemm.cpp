@@ -107,8 +107,7 @@ void check(dnnl_status_t status) {
 
 }  // namespace
 
-bool uses_own_kernel(const GemmShape& s) {
-  const auto* kernel = matmul_kernel(s.a);
+bool suits(const MatmulKernel* kernel, const GemmShape& s) {
   if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1)
     return false;
   if (kernel->only_small) return is_small(s) && has_unit_strides(s);
@@ -118,7 +117,7 @@ bool uses_own_kernel(const GemmShape& s) {
 class Gemm {
  public:
   explicit Gemm(const GemmShape& s) : shape(s) {
-    if (s.own_kernel) return;  // accepts strides that oneDNN does not describe
+    if (s.kernel) return;  // accepts strides that oneDNN does not describe
     a = describe(s.a, s.g, s.m, s.k, s.a_stride);
     b = describe(s.b, s.g, s.k, s.n, s.b_stride);
     out = describe(s.out, s.g, s.m, s.n, s.out_stride);
@@ -182,8 +181,7 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
 }
 std::int64_t scratch_bytes(const Gemm& gemm, const MatmulTaps& taps) {
   const GemmShape& s = gemm.shape;
-  if (s.own_kernel)
-    return matmul_kernel(s.a)->scratch_bytes(matmul_of(s, nullptr, nullptr, nullptr, {}, taps));
+  if (s.kernel) return s.kernel->scratch_bytes(matmul_of(s, nullptr, nullptr, nullptr, {}, taps));
   return static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
@@ -192,7 +190,7 @@ struct GemmCall::Handles {
   dnnl::memory a, b, out, scratch;
 };
 GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
-  if (gemm_->shape.own_kernel) return;
+  if (gemm_->shape.kernel) return;
   gemm_->primitive();
   handles_ = std::make_unique<Handles>(Handles{dnnl::stream(engine()),
                                                {gemm_->a, engine(), DNNL_MEMORY_NONE},
@@ -204,7 +202,7 @@ GemmCall::GemmCall(GemmCall&&) noexcept = default;
 GemmCall::~GemmCall() = default;
 
 void GemmCall::run(const void* a, const void* b, void* out, void* scratch, const Options& options) {
-  if (gemm_->shape.own_kernel) {
+  if (gemm_->shape.kernel) {
     const GemmShape& s = gemm_->shape;
     const auto at = [](auto* p, std::int64_t elements, DType dtype) {
       return p + elements * haliax::bytes_of(dtype);
@@ -212,7 +210,7 @@ void GemmCall::run(const void* a, const void* b, void* out, void* scratch, const
     const auto *first_a = static_cast<const std::byte*>(a),
                *first_b = static_cast<const std::byte*>(b);
     for (std::int64_t g = 0; g < s.g; ++g)
-      matmul_kernel(s.a)->run(
+      s.kernel->run(
           matmul_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
                     at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out),
                     options.block_mask, options.taps),

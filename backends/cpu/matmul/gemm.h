@@ -16,10 +16,10 @@ struct GemmShape {
   std::int64_t a_stride[3], b_stride[3], out_stride[3];  // (g, m, k), (g, k, n), (g, m, n)
   DType a = DType::f32, b = DType::f32, out = DType::f32;
   bool accumulate = false;
-  // Use a kernel of this backend. All blocks of a contraction share this flag, because the bits of
-  // a result must not depend on the block size.
-  bool own_kernel = false;
-  std::int64_t all_n = 0;  // for an own kernel: the columns of all blocks together
+  // A kernel of this backend; null: oneDNN. All blocks of a contraction use the same one, because
+  // the bits of a result must not depend on the block size.
+  const MatmulKernel* kernel = nullptr;
+  std::int64_t all_n = 0;  // for a kernel of this backend: the columns of all blocks together
   auto operator<=>(const GemmShape&) const = default;
 };
 
@@ -27,9 +27,9 @@ struct GemmShape {
 constexpr std::int64_t most_packed = 1 << 17;
 
 class Gemm;  // a prepared matmul, shared by all steps of the same shape
-// Returns true if a kernel of this backend runs the shape. Its results are bitwise independent of
-// how m and n are split into blocks.
-bool uses_own_kernel(const GemmShape&);
+// Returns true if this kernel is the best one for the shape; null: never. Its results are bitwise
+// independent of how m and n are split into blocks.
+bool suits(const MatmulKernel*, const GemmShape&);
 // Returns null if there is no fast implementation.
 std::shared_ptr<const Gemm> find_gemm(const GemmShape&);
 // taps: terms that a kernel of this backend sums (MatmulTap); none for one matmul

@@ -136,8 +136,8 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   s.b = p.choice.swapped ? c.a.dtype : c.b.dtype;
   s.out = c.out.dtype;
   s.accumulate = accumulate;
-  s.own_kernel = p.kernel != nullptr;
-  s.all_n = s.own_kernel ? x.n.n : 0;
+  s.kernel = p.kernel;
+  s.all_n = s.kernel ? x.n.n : 0;
   return s;
 }
 
@@ -153,12 +153,24 @@ constexpr double moved_element = 60;                    // runs of one element
 constexpr double most_of_short_run = 10;                // in runs that are copied by offsets
 constexpr std::int64_t short_run = 32;                  // elements
 constexpr std::int64_t most_cached = 1 << 18;           // elements of a copy
+constexpr double transposed_element = 20;               // in runs of one element, for AMX
+constexpr double tile_speedup = 8;                      // multiplications by AMX
 
-double time_of(const program::Packing& p) {
-  if (!p.used) return 0;
-  std::int64_t run = 1;  // elements that are contiguous in both arrays
+program::MatrixOptions matrix_options(const Contract& c) {
+  // partial sums over k_outer must not be rounded
+  return {.unsplit_k = c.out.dtype != DType::f32, .may_pack_out = true};
+}
+
+// Returns the number of elements that are contiguous in both arrays.
+std::int64_t run_of(const program::Packing& p) {
+  std::int64_t run = 1;
   for (std::size_t d = p.dims.size(); d-- > 0 && p.from[d] == run && p.to[d] == run;)
     run *= p.dims[d];
+  return run;
+}
+double time_of(const program::Packing& p) {
+  if (!p.used) return 0;
+  const std::int64_t run = run_of(p);
   const double element = p.elements > most_cached ? large_copied_element : copied_element;
   if (run == 1) return double(p.elements) * moved_element;
   const double of_run = copied_run / double(run);
@@ -189,22 +201,37 @@ double time_of(const program::MatrixProducts& p) {
          double(points(p.outer)) * matmul;
 }
 
-// Returns the matrices of a contraction of windows, whose copy would be larger than the array. A
-// kernel of this backend reads the windows in place, or from a copy if that is faster.
+// Returns the time of matmuls by AMX, which requires copies of operands that are not matrices.
+double time_of_tiles(const program::MatrixProducts& p) {
+  double time = double(points(p.outer) * p.m.n * p.n.n * p.k.n) / tile_speedup;
+  for (auto* copy : {&p.pack_a, &p.pack_b, &p.pack_out}) {
+    const std::int64_t run = run_of(*copy);
+    const double element =
+        run == 1 ? transposed_element : copied_element + copied_run / double(run);
+    if (copy->used) time += double(copy->elements) * element;
+  }
+  return time;
+}
+
+// Returns the matrices of a contraction of windows, whose copy would be larger than the array, if
+// the vector kernel is the best one for them. It reads the windows in place, or from a copy if that
+// is faster.
 std::optional<program::MatrixProducts> window_matrices(const Contract& c, MatmulPlan& p) {
-  const auto* kernel = matmul_kernel(c.a.dtype);
-  if (!kernel || kernel->only_small || !program::reads_windows(c)) return {};
+  const auto* kernel = vector_kernel(c.a.dtype);
+  if (!kernel || !program::reads_windows(c)) return {};
   std::optional<program::MatrixProducts> best;
   double shortest = 0;
   for (auto& choice : program::window_products(c)) {
     p.choice = choice;
     const double time = time_of(choice);
     if (best && time >= shortest) continue;
-    if (!uses_own_kernel(gemm_shape(p, c, 1, choice.m.n, choice.n.n, c.accumulate))) continue;
+    if (!suits(kernel, gemm_shape(p, c, 1, choice.m.n, choice.n.n, c.accumulate))) continue;
     best = choice;
     shortest = time;
   }
-  return best;
+  if (!best || kernel == matmul_kernel(c.a.dtype)) return best;
+  const auto copied = program::matrix_products(c, matrix_options(c));
+  return copied && time_of_tiles(*copied) < shortest ? std::nullopt : best;
 }
 
 // Replaces the matmuls of k_outer by one matmul, which sums their terms before it rounds.
@@ -248,16 +275,18 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const auto dims = program::dims_of(c);
   const std::int64_t macs = points(dims.batch) * points(dims.m) * points(dims.n) * points(dims.k);
   if (!dtypes || macs <= fewest_macs) return nullptr;
-  // partial sums over k_outer must not be rounded
-  const bool unsplit_k = c.out.dtype != DType::f32;
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
+  const auto* kernel = vector_kernel(c.a.dtype);
   auto choice = window_matrices(c, *p);
-  if (!choice) choice = program::matrix_products(c, {.unsplit_k = unsplit_k, .may_pack_out = true});
+  if (!choice) {
+    kernel = matmul_kernel(c.a.dtype);
+    choice = program::matrix_products(c, matrix_options(c));
+  }
   if (!choice) return nullptr;
   p->choice = *choice;
-  if (uses_own_kernel(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
-    p->kernel = matmul_kernel(c.a.dtype);
+  if (suits(kernel, gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate)))
+    p->kernel = kernel;
   if (p->kernel && !p->kernel->only_small) sum_in_kernel(*p);
   choose_blocks(*p);
   if (!find_gemms(*p, c)) return nullptr;
