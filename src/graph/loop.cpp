@@ -69,6 +69,16 @@ bool is_generated(NodeRef root) {
   return true;
 }
 
+bool is_iteration_slice(const Node& n, const Node& index) {
+  if (n.op->kind != Kind::view || n.in.size() < 2 || n.in[1].get() != &index) return false;
+  const Axis own = IndexAttr::of(index).axis;
+  const Axis* axis = find(*n.in[0], own.name);
+  // the start, the size and the step of the slice, and whether it drops the axis (SliceAttr)
+  const std::vector<std::int64_t> position{0, 1, 1, 1};
+  return axis && axis->size == own.size && n.attr.names == Names{own.name} &&
+         n.attr.ints == position;
+}
+
 LoopInputs inputs_of(const Loop& l) {
   struct Listed {
     Nodes& nodes;
@@ -91,7 +101,7 @@ LoopInputs inputs_of(const Loop& l) {
         else
           invariants.add(n);
       } else if (n->op->kind == Kind::view && in.size() > 1 && in[1] == l.index[b] &&
-                 !varies_in(*in[0], l, b)) {
+                 !varies_in(*in[0], l, b) && (!l.drop || is_iteration_slice(*n, *l.index[b]))) {
         slices.add(in[0]);
       } else if (n->op->kind != Kind::leaf) {
         append(todo, in);

@@ -96,6 +96,9 @@ struct LoopInputs {
   Nodes slices, invariants;
 };
 LoopInputs inputs_of(const Loop&);
+// Returns true for x[t], where t is this index of a scan and x has the axis of the scan with its
+// full size. False for a row t of another axis, a window that starts at t, or x[2 t].
+bool is_iteration_slice(const Node&, const Node& index);
 // Returns true if the node is cheap to compute from constants and positions alone. Such a node is
 // recomputed where it is read rather than stored.
 bool is_generated(NodeRef);

@@ -35,7 +35,7 @@ Nodes with_hoisted_contractions(const Nodes& created, NodeRef index, const Axis&
       return;
     for (std::size_t k : {0, 1}) {
       auto &slice = n->in[k], &other = n->in[1 - k];
-      const bool scanned = is_slice_at(*slice, index.get()) && !in_body(*slice->in[0]);
+      const bool scanned = is_iteration_slice(*slice, *index) && !in_body(*slice->in[0]);
       if (!scanned || in_body(*other) || find(*other, axis.name)) continue;
       OriginScope due(n->origin);
       Nodes in{other, other};
@@ -70,9 +70,9 @@ DeferredSums::DeferredSums(const Loop& l)
   for (auto k : open) numbers_[k] = add_result(loop_, l.results[k]);
 }
 bool DeferredSums::in_body(const Node& n) const { return n.varies_with(loop_.index[0].get()); }
-// Returns true for a part of an array outside of the loop.
+// Returns true for the part of an array that an iteration reads.
 bool DeferredSums::is_slice(const Node& x) const {
-  return is_slice_at(x, loop_.index[0].get()) && !in_body(*x.in[0]);
+  return is_iteration_slice(x, *loop_.index[0]) && !in_body(*x.in[0]);
 }
 // Returns true if x, or the array that it renames or reorders, has the axis of the loop.
 bool DeferredSums::has_own_axis(const Node& x) const {

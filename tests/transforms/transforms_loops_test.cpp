@@ -651,3 +651,49 @@ TEST_CASE("sums of contractions in the gradient of a loop are computed after it"
   };
   CHECK(sums_in_loops({grad(of_large)(weight)}) == 1);
 }
+
+TEST_CASE("slices at the index of a loop that are not positions of its axis") {
+  const Axis Batch("batch", 2), Vocab("vocab", 9), Longer("time", 9);
+  const auto weight = values({Embed, Embed.alias("to")}), start = values({Batch, Embed}, 0, 1);
+  struct Read {
+    const char* what;
+    NamedArray table;
+    std::function<NamedArray(In table, In t)> at;
+  };
+  const auto by_vocab = values({Batch, Vocab, Embed}), by_time = values({Batch, Longer, Embed});
+  auto window = [](const char* axis) {
+    return [axis](In x, In t) { return sum(slice(x, axis, t, 2), axis); };
+  };
+  const std::vector<Read> reads = {
+      {"a row of another axis", by_vocab, [](In x, In t) { return haliax::at(x, "vocab", t); }},
+      {"a longer axis", by_time, [](In x, In t) { return haliax::at(x, "time", t); }},
+      {"a later position", by_time, [](In x, In t) { return haliax::at(x, "time", t + 1); }},
+      {"every second position", by_time, [](In x, In t) { return haliax::at(x, "time", t * 2); }},
+      {"a window of another axis", by_vocab, window("vocab")},
+      {"a window of a longer axis", by_time, window("time")}};
+  using Arguments = std::pair<NamedArray, NamedArray>;
+  for (auto& read : reads)
+    for (bool renamed : {false, true}) {  // contractions of renamed slices stay in the loop
+      INFO(read.what, renamed ? ", renamed" : "");
+      auto next = [&](In state, In x, In w) {
+        auto product = renamed ? dot(x.rename({{"embed", "k"}}), w.rename({{"embed", "k"}}), "k")
+                               : dot(x, w, Embed);
+        return tanh(state * 0.5 + product.rename({{"to", "embed"}}));
+      };
+      auto by_loop = [&](const Arguments& p) {
+        auto step = [&](In s, In t) { return next(s, read.at(p.first, t), p.second); };
+        return sum(square(fold(step, Time)(start, arange(Time))));
+      };
+      auto unrolled = [&](const Arguments& p) {
+        auto state = start;
+        for (int t = 0; t < Time.size; ++t)
+          state = next(state, read.at(p.first, array(std::vector<int>{t}, Axes{})), p.second);
+        return sum(square(state));
+      };
+      const Arguments arguments{read.table, weight};
+      CHECK(difference(by_loop(arguments), unrolled(arguments), 1e-12) == "");
+      const auto got = grad(by_loop)(arguments), expected = grad(unrolled)(arguments);
+      CHECK(difference(got.first, expected.first, 1e-12) == "");
+      CHECK(difference(got.second, expected.second, 1e-12) == "");
+    }
+}
