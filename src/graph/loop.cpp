@@ -73,10 +73,8 @@ bool is_iteration_slice(const Node& n, const Node& index) {
   if (n.op->kind != Kind::view || n.in.size() < 2 || n.in[1].get() != &index) return false;
   const Axis own = IndexAttr::of(index).axis;
   const Axis* axis = find(*n.in[0], own.name);
-  // the start, the size and the step of the slice, and whether it drops the axis (SliceAttr)
-  const std::vector<std::int64_t> position{0, 1, 1, 1};
-  return axis && axis->size == own.size && n.attr.names == Names{own.name} &&
-         n.attr.ints == position;
+  return axis && axis->size == own.size &&
+         n.attr == SliceAttr{.axis = own.name, .drop = true}.attr();
 }
 
 LoopInputs inputs_of(const Loop& l) {

@@ -48,6 +48,20 @@ struct IndexAttr {
     return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3]), LoopOrigin(i[4])};
   }
 };
+// slice: `size` positions (start, start + step, ...). drop: the size is 1 and the result lacks the
+// axis. place: writes the operand at these positions of a zero array. A dynamic start is the last
+// operand and is added to `start`.
+struct SliceAttr {
+  Name axis;
+  std::int64_t start = 0, size = 1, step = 1;
+  bool drop = false;
+  Attr attr() const { return {.names = {axis}, .ints = {start, size, step, drop}}; }
+  static SliceAttr of(const Attr& a) {
+    auto& i = a.ints;
+    return {a.names[0], i[0], i[1], i[2], i[3] != 0};
+  }
+  static SliceAttr of(const Node& n) { return of(n.attr); }
+};
 // The values that a loop saves for its gradient.
 enum class Save : std::uint8_t { all, carries, nothing };
 struct Loop : Payload {

@@ -6,20 +6,6 @@
 
 namespace haliax {
 
-// slice: `size` positions (start, start + step, ...). drop: the size is 1 and the result lacks the
-// axis. place: writes the operand at these positions of a zero array. A dynamic start is the last
-// operand and is added to `start`.
-struct SliceAttr {
-  Name axis;
-  std::int64_t start = 0, size = 1, step = 1;
-  bool drop = false;
-  Attr attr() const { return {.names = {axis}, .ints = {start, size, step, drop}}; }
-  static SliceAttr of(const Attr& a) {
-    auto& i = a.ints;
-    return {a.names[0], i[0], i[1], i[2], i[3] != 0};
-  }
-  static SliceAttr of(const Node& n) { return of(n.attr); }
-};
 // Ops that work along one axis, such as a sort or a concatenation. An op with Op::segments has this
 // axis as its first name.
 struct AlongAttr {

@@ -10,7 +10,7 @@ namespace haliax {
 namespace {
 
 // limits of the values that are materialized, in bytes: per iteration and in total
-constexpr std::int64_t most_in_iteration = 128 << 10, most = 64 << 20;
+constexpr std::int64_t most_in_iteration = 128 << 10, most_in_total = 64 << 20;
 
 // Returns true for views that rename or reorder axes.
 bool shows_all(const Node& n) { return is_transparent_view(n) && n.in[0]->size() == n.size(); }
@@ -31,7 +31,7 @@ Nodes with_hoisted_contractions(const Nodes& created, NodeRef index, const Axis&
   traverse(created, in_body, [&](NodeRef n, PendingNodes& todo) {
     add_reads(n, todo);
     if (n->op->kind != Kind::contract || n->bytes() > most_in_iteration ||
-        n->bytes() * axis.size > most)
+        n->bytes() * axis.size > most_in_total)
       return;
     for (std::size_t k : {0, 1}) {
       auto &slice = n->in[k], &other = n->in[1 - k];
@@ -51,23 +51,23 @@ Nodes with_hoisted_contractions(const Nodes& created, NodeRef index, const Axis&
 DeferredSums::DeferredSums(const Loop& l)
     : loop_(l), numbers_(l.results.size()), sums_(l.results.size()) {
   loop_.results.clear();
-  std::vector<std::size_t> open;
+  std::vector<std::size_t> undecided;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
     if (r.kind == ResultKind::fold && r.monoid == Monoid::sum && !r.start)
-      open.push_back(k);
+      undecided.push_back(k);
     else
       numbers_[k] = add_result(loop_, r);
   }
-  // twice, since the second time finds more stacks
+  // In the second pass, there are stacks for all contractions that are deferred.
   for (int pass = 0; pass < 2; ++pass)
-    std::erase_if(open, [&](std::size_t k) {
+    std::erase_if(undecided, [&](std::size_t k) {
       auto& sum = l.results[k].value[0];
       if (!can_defer(*sum)) return false;
       sums_[k] = deferred(sum);
       return true;
     });
-  for (auto k : open) numbers_[k] = add_result(loop_, l.results[k]);
+  for (auto k : undecided) numbers_[k] = add_result(loop_, l.results[k]);
 }
 bool DeferredSums::in_body(const Node& n) const { return n.varies_with(loop_.index[0].get()); }
 // Returns true for the part of an array that an iteration reads.
@@ -88,20 +88,28 @@ bool DeferredSums::is_stacked(const Node& x) const {
 }
 bool DeferredSums::can_defer(const Node& sum) const {
   if (!in_body(sum) || has_own_axis(sum)) return false;
+  if (is_stacked(sum)) return true;
   if (prim::reduces(sum, Monoid::sum)) return is_stacked(*sum.in[0]) && !has_own_axis(*sum.in[0]);
   if (is_linear(sum))
     return std::all_of(sum.in.begin(), sum.in.end(), [&](auto& x) { return can_defer(*x); });
-  if (sum.op->kind != Kind::contract) return false;
-  return std::all_of(sum.in.begin(), sum.in.end(), [&](auto& x) {
+  const bool is_outer_product = prim::combines(sum, Monoid::prod) &&
+                                sum.in[0]->bytes() < sum.bytes() &&
+                                sum.in[1]->bytes() < sum.bytes();
+  if (sum.op->kind != Kind::contract && !is_outer_product) return false;
+  std::int64_t added_bytes = 0;
+  for (auto& x : sum.in) {
     if (!in_body(*x) || has_own_axis(*x)) return false;
-    return is_stacked(*x) || (x->bytes() <= std::min(sum.bytes(), most_in_iteration) &&
-                              x->bytes() * loop_.axis.size <= most);
-  });
+    if (is_stacked(*x)) continue;
+    if (x->bytes() > std::min(sum.bytes(), most_in_iteration)) return false;
+    added_bytes += x->bytes() * loop_.axis.size;
+  }
+  return stacked_bytes_ + added_bytes <= most_in_total;
 }
 // Returns the sum over all iterations.
 NodePtr DeferredSums::deferred(NodeRef sum) {
   OriginScope due(sum->origin);
-  if (sum->op->kind == Kind::contract)
+  if (is_stacked(*sum)) return prim::reduce(Monoid::sum, stacked(sum), sum->axes);
+  if (sum->op->kind == Kind::contract || prim::combines(*sum, Monoid::prod))
     return prim::contract(stacked(sum->in[0]), stacked(sum->in[1]), sum->axes, sum->dtype);
   if (prim::reduces(*sum, Monoid::sum))
     return prim::reduce(Monoid::sum, stacked(sum->in[0]), sum->axes);
@@ -116,7 +124,9 @@ NodePtr DeferredSums::stacked(NodeRef x) {
     return prim::rebuilt(*x, {all}, joined({loop_.axis}, x->axes));
   }
   if (is_slice(*x)) return x->in[0];
+  const auto before = loop_.results.size();
   const auto k = add_result(loop_, {.kind = ResultKind::stack, .value = {x}});
+  if (k == before) stacked_bytes_ += x->bytes() * loop_.axis.size;
   stacks_.resize(loop_.results.size());
   if (!stacks_[k]) stacks_[k] = prim::input(joined({loop_.axis}, x->axes), x->dtype);
   return stacks_[k];

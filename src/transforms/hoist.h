@@ -12,7 +12,8 @@ Nodes with_hoisted_contractions(const Nodes& created, NodeRef index, const Axis&
 
 // Computes sums of contractions after the loop. The gradient of a weight of a recurrent cell is
 // such a sum: a sum over t of x_t^T g_t becomes one contraction over t. Operands that are computed
-// in the loop become stacked results of it.
+// in the loop become stacked results of it, and sums of these operands are also computed after the
+// loop. An operand that is larger than the sum is not stacked.
 class DeferredSums {
  public:
   explicit DeferredSums(const Loop&);
@@ -34,6 +35,7 @@ class DeferredSums {
   std::vector<std::size_t> numbers_;  // its result for each original result
   Nodes sums_;                        // or the sum that replaces this result, else null
   Nodes stacks_;                      // inputs that represent results until the loop is built
+  std::int64_t stacked_bytes_ = 0;    // bytes of the results that are added
 };
 
 }  // namespace haliax

@@ -640,6 +640,12 @@ TEST_CASE("sums of contractions in the gradient of a loop are computed after it"
     CHECK(difference(got.doubled, expected.doubled, 1e-12) == "");
     CHECK(difference(got.bias, expected.bias, 1e-12) == "");
   }
+  // without a batch, the cotangent of the bias is the stacked one
+  auto without_batch = [&](const TwoWeights& w) {
+    auto step = [&](In s, In x) { return next_state(w, s, x); };
+    return sum(fold(step, Time)(values({Embed}), values({Time, Embed})));
+  };
+  CHECK(sums_in_loops({grad(without_batch)(p).bias}) == 0);
   // policies that save memory keep the sums in the loop
   const auto saving = grad(by_loop({.checkpoint = "carries"}))(p);
   CHECK(sums_in_loops({saving.carry, saving.doubled, saving.bias}) == 3);
