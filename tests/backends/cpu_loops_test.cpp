@@ -143,6 +143,24 @@ TEST_CASE("loops with small steps match the reference") {
         check(name, step, sizes);
 }
 
+TEST_CASE("loops: equal rows of a state have equal results") {
+  for (std::int64_t rows : {3, 9, 11})
+    for (std::int64_t columns : {20, 33, 40}) {
+      const Axis Rows("rows", rows), Columns("columns", columns), Time("time", 5);
+      const auto row = random::normal(random::key(0), {Columns}).eval();
+      auto f = jit([&](const NamedArray& start) {
+        auto step = [&](const NamedArray& s) {
+          auto product = dot(s, weights(s, "columns", "out", 3), "columns");
+          return tanh(product.rename({{"out", "columns"}}) + s);
+        };
+        return fold(step, Time)(start);
+      });
+      const auto last = f(broadcast_axis(row, Rows).eval()).rearrange({"rows", "columns"});
+      INFO("rows ", rows, " columns ", columns);
+      CHECK(max(abs(last - last[{"rows", 0}])).item() == 0);
+    }
+}
+
 TEST_CASE("loops with steps that are called match the reference") {
   const Sizes sizes{4, 24, 9};
   check(

@@ -62,15 +62,15 @@ class StepsCode final : public StepsFunction, NestCode {
     mov(rbx, qword[r15 + offsetof(Frame, slots)]);
     mov(rbp, qword[r15 + offsetof(Frame, loops)]);
     set_constants_register();
-    stmxcsr(control(false));
-    mov(eax, control(false));
+    stmxcsr(mxcsr(false));
+    mov(eax, mxcsr(false));
     or_(eax, flush_subnormals);
-    mov(control(true), eax);
+    mov(mxcsr(true), eax);
   }
-  Address control(bool flushes) { return dword[rsp + control_at + (flushes ? 4 : 0)]; }
-  // Emits code that flushes subnormals, or no longer, unless it is so already.
+  Address mxcsr(bool flushes) { return dword[rsp + control_at + (flushes ? 4 : 0)]; }
+  // Emits code that changes whether subnormals are flushed, if it is not as requested.
   void set_flushes(bool flushes) {
-    if (std::exchange(flushes_, flushes) != flushes) ldmxcsr(control(flushes));
+    if (std::exchange(flushes_, flushes) != flushes) ldmxcsr(mxcsr(flushes));
   }
   void leave() {
     xor_(eax, eax);
@@ -167,7 +167,7 @@ class StepsCode final : public StepsFunction, NestCode {
   std::exception_ptr error_;
   Xbyak::Label exit_;
   int small_steps_ = 0;
-  bool flushes_ = false;  // subnormals at this point of the code
+  bool flushes_ = false;  // the emitted code flushes subnormals from here on
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ using program::Instr;
 
 // limits of a step: below them, a step is faster on one thread than on several
 constexpr std::int64_t most_work = 1 << 17, most_multiplications = 32 * 1024;
-// Limit of a matmul whose terms are added in f64. Conversions then take most of the time.
+// The terms of larger matmuls are added in f32: conversions to f64 would take most of the time.
 constexpr std::int64_t most_exact = 8 * 1024;
 constexpr std::int64_t lanes = 16;
 constexpr std::int64_t most_stride = (1 << 30) / lanes;  // offsets of lanes have 32 bits

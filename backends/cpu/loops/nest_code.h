@@ -133,10 +133,11 @@ class NestCode : public VectorOps {
   struct ResultBlock {
     int rows, columns;
     std::int64_t rest;
+    // Several sets of sums hide the latency of an addition in a small block. All blocks of a nest
+    // have as many, so that equal rows have equal sums.
+    std::size_t sets;
     bool is_part(int column) const { return rest > 0 && column == columns - 1; }
     std::size_t size() const { return std::size_t(rows * columns); }
-    // In a small block, several sets of sums hide the latency of an addition.
-    std::size_t sets() const { return size() == 1 ? 4 : size() <= 3 ? 2 : 1; }
   };
   void each_block(std::size_t dim, std::int64_t count, std::int64_t width, int most,
                   const std::function<void(int, bool)>& f);

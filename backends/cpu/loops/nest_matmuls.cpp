@@ -28,10 +28,13 @@ void NestCode::emit_matmul(const MatmulNest& p) {
   // register of results requires up to one register of f32 and two of f64.
   const int most = avx512_ ? 8 : 4, highest = registers == 1 ? most : 2;
   const int widest = rows == 1 ? most : most / 2;
+  const std::int64_t full =
+      std::min<std::int64_t>(rows, highest) * std::min<std::int64_t>(registers, widest);
+  const std::size_t sets = full == 1 ? 4 : full <= 3 ? 2 : 1;
   each_position(0, p.outer, [&] {
     each_block(row, rows, 1, highest, [&](int r, bool) {
       each_block(columns, registers, lanes(), widest, [&](int c, bool is_last) {
-        emit_block(p, {r, c, is_last ? rest : 0});
+        emit_block(p, {r, c, is_last ? rest : 0, sets});
       });
     });
   });
@@ -72,7 +75,7 @@ void NestCode::emit_block(const MatmulNest& p, const ResultBlock& block) {
 }
 // Returns registers with the sums in f64, rounded to f32.
 std::vector<Xmm> NestCode::sum_exactly(const MatmulNest& p, const ResultBlock& block) {
-  const std::size_t size = block.size(), sets = block.sets();
+  const std::size_t size = block.size(), sets = block.sets;
   std::vector<F64Sum> sums;
   for (std::size_t k = 0; k < sets * size; ++k) sums.push_back(zero_sum());
   std::size_t set = 0;
@@ -136,7 +139,7 @@ NestCode::F64Values::F64Values(NestCode& code, const Address& from, bool is_part
 std::vector<Xmm> NestCode::sum_in_groups(const MatmulNest& p, const ResultBlock& block) {
   const std::size_t size = block.size();
   std::vector<Vector> parts;
-  for (std::size_t k = 0; k < block.sets() * size; ++k) parts.push_back(reg(take()));
+  for (std::size_t k = 0; k < block.sets * size; ++k) parts.push_back(reg(take()));
   std::vector<F64Sum> sums;
   for (std::size_t k = 0; k < size; ++k) sums.push_back(zero_sum());
   each_group(p.outer, [&](std::int64_t count) {
@@ -156,7 +159,7 @@ std::vector<Xmm> NestCode::sum_in_groups(const MatmulNest& p, const ResultBlock&
 void NestCode::sum_group(const ResultBlock& block, std::span<const Vector> parts,
                          std::int64_t count) {
   const std::size_t size = block.size();
-  const auto sets = std::min(std::int64_t(block.sets()), count);
+  const auto sets = std::min(std::int64_t(block.sets), count);
   for (std::int64_t k = 0; k < count; ++k)
     unrolled(dims_.size() - 1, k, [&] {
       add_products(block, parts.subspan(std::size_t(k % sets) * size, size), k < sets);
