@@ -55,7 +55,7 @@ void Lowering::lower_loop(const NodePtr& n) {
     else if (result.kind == ResultKind::fold)
       fill(state.places[k], r->axes, prim::identity(result.monoid, r->dtype));
   }
-  copy_spread_operands(l);
+  copy_strided_operands(l);
   for (bool deferred : {false, true})
     for (std::size_t position = 0; position < l.index.size() && (!deferred || state.has_deferred);
          ++position)
@@ -65,10 +65,10 @@ void Lowering::lower_loop(const NodePtr& n) {
   retained_.insert(retained_.end(), results.begin(), results.end());
 }
 
-// Copies small views that every iteration reads in full, and whose elements are not neighbors in
-// memory, such as one column of an array. Loads of neighbors are faster.
-void Lowering::copy_spread_operands(const Loop& l) {
-  constexpr std::int64_t fewest_trips = 16, most_bytes = 1 << 18;
+// Copies small views that the iterations read, and whose elements are not neighbors in memory, such
+// as one column of an array. Loads of neighbors are faster.
+void Lowering::copy_strided_operands(const Loop& l) {
+  constexpr std::int64_t fewest_trips = 16, most_bytes = 32 << 10;
   if (trips(l, 0) < fewest_trips) return;
   for (auto& x : inputs_of(l).invariants) {
     if (x->op->kind != Kind::view || x->bytes() > most_bytes || !in_memory(x)) continue;

@@ -101,7 +101,7 @@ class Lowering final : public Emit {
   // ---- loop.cpp ----
   struct LoweredLoop;  // the state of a loop while it is lowered
   void lower_loop(const NodePtr&);
-  void copy_spread_operands(const Loop&);
+  void copy_strided_operands(const Loop&);
   void lower_body(const LoweredLoop&, std::size_t b, bool deferred);
   void lower_part(const IterationPart&, const NodePtr& flag, const LoweredLoop&, std::size_t b);
   void lower_part_values(const IterationPart&, const LoweredLoop&, std::size_t b);
