@@ -1,5 +1,5 @@
-// Subnormal numbers: zeros for matmuls, as in the bf16 instructions of processors, and numbers for
-// all other ops.
+// Subnormal numbers: zeros for kernels of matmuls, as in the bf16 instructions of processors, and
+// numbers for other kernels.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -27,8 +27,8 @@ struct GemmShape {
 constexpr std::int64_t most_packed = 1 << 17;
 
 class Gemm;  // a prepared matmul, shared by all steps of the same shape
-// Returns true if this kernel is the best one for the shape; null: never. Its results are bitwise
-// independent of how m and n are split into blocks.
+// Returns true if there is this kernel, and it is the best one for the shape. Its results are
+// bitwise independent of how m and n are split into blocks.
 bool suits(const MatmulKernel*, const GemmShape&);
 // Returns null if there is no fast implementation.
 std::shared_ptr<const Gemm> find_gemm(const GemmShape&);

@@ -203,7 +203,7 @@ double time_of(const program::MatrixProducts& p) {
 
 // Returns the time of matmuls by AMX, which requires copies of operands that are not matrices.
 double time_of_tiles(const program::MatrixProducts& p) {
-  double time = double(points(p.outer) * p.m.n * p.n.n * p.k.n) / tile_speedup;
+  double time = double(points(p.outer) * points(p.k_outer) * p.m.n * p.n.n * p.k.n) / tile_speedup;
   for (auto* copy : {&p.pack_a, &p.pack_b, &p.pack_out}) {
     const std::int64_t run = run_of(*copy);
     const double element =
