@@ -70,7 +70,7 @@ const Kernels& kernels() {
 
 namespace {
 
-// Returns the kernel of vectors for bf16. It uses the bf16 instructions of AVX-512, or computes in
+// Returns the vector kernel for bf16. It uses the bf16 instructions of AVX-512, or computes in
 // f32, which is 4x faster than oneDNN without AMX.
 const MatmulKernel* vector_kernel_of_bf16() {
 #if defined(HALIAX_AVX512_BF16)

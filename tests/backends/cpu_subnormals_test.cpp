@@ -48,7 +48,17 @@ TEST_CASE("cpu: elementwise ops, sums and copies compute with subnormals") {
     };
     return fold(step, Axis("time", 5))(start);
   });
-  CHECK(all_are(f(x, filled({X, X.alias("out")}, 1)), stored));
+  const auto weights = filled({X, X.alias("out")}, 1);
+  CHECK(all_are(f(x, weights), stored));
+  // in a step that the loop calls, after a matmul
+  auto called = jit([&](const NamedArray& start, const NamedArray& w) {
+    auto step = [&](const NamedArray& s) {
+      const auto is_positive = dot(s, w, "x").rename({{"out", "x"}}) > 0.;
+      return max(cumsum(where(is_positive, 0., s), "x")) + zeros(X);
+    };
+    return fold(step, Axis("time", 2))(start);
+  });
+  CHECK(min(called(x, weights)).item() > 1000 * stored);
 }
 
 #if defined(__SSE2__)

@@ -67,11 +67,6 @@ class StepsCode final : public StepsFunction, NestCode {
     or_(eax, flush_subnormals);
     mov(mxcsr(true), eax);
   }
-  Address mxcsr(bool flushes) { return dword[rsp + control_at + (flushes ? 4 : 0)]; }
-  // Emits code that changes whether subnormals are flushed, if it is not as requested.
-  void set_flushes(bool flushes) {
-    if (std::exchange(flushes_, flushes) != flushes) ldmxcsr(mxcsr(flushes));
-  }
   void leave() {
     xor_(eax, eax);
     L(exit_);
@@ -83,19 +78,17 @@ class StepsCode final : public StepsFunction, NestCode {
   void emit_steps(std::span<const Step> steps) {
     for (const Step& step : steps) {
       current_ = &step;
-      const auto matmul = step.kind == Kind::contract && !refused_.count(&step)
-                              ? matmul_nest_of(step.contract)
-                              : std::nullopt;
-      set_flushes(matmul.has_value());
-      if (matmul) {
-        ++small_steps_;
-        emit_matmul(*matmul);
-      } else {
-        emit_step(step);
-      }
+      emit_step(step);
     }
     set_flushes(false);
   }
+  // Emits code that sets the mode of subnormals, if the mode changes. Always: they are not flushed
+  // in calls, nor at the start and the end of a body.
+  void set_flushes(bool flushes) {
+    if (std::exchange(flushes_, flushes) != flushes) ldmxcsr(mxcsr(flushes));
+  }
+  // Returns the place of MXCSR in the stack.
+  Address mxcsr(bool flushes) { return dword[rsp + mxcsr_at + (flushes ? 4 : 0)]; }
   void emit_step(const Step& step) {
     if (refused_.count(&step)) return emit_call(step);
     switch (step.kind) {
@@ -103,7 +96,15 @@ class StepsCode final : public StepsFunction, NestCode {
       case Kind::copy:
         if (auto nest = nest_of(step, context_, avx512_)) {
           ++small_steps_;
+          set_flushes(false);
           return emit_nest(*nest);
+        }
+        break;
+      case Kind::contract:
+        if (auto matmul = matmul_nest_of(step.contract)) {
+          ++small_steps_;
+          set_flushes(true);
+          return emit_matmul(*matmul);
         }
         break;
       case Kind::loop:
@@ -120,6 +121,7 @@ class StepsCode final : public StepsFunction, NestCode {
     const program::Loop& loop = step.loop;
     if (loop.trips == 0) return;
     if (loop.trips > INT32_MAX) throw CannotAssemble();
+    set_flushes(false);
     const auto variable = qword[rbp + 8 * loop.variable];
     Xbyak::Label start;
     mov(variable, int(loop.reverse ? loop.trips - 1 : 0));
@@ -137,6 +139,7 @@ class StepsCode final : public StepsFunction, NestCode {
   void emit_conditional(const Step& step) {
     const program::View& flag = step.conditional.flag;
     Xbyak::Label skip;
+    set_flushes(false);
     mov(rdx, qword[rbx + 8 * flag.slot]);
     add_number(rdx, flag.offset);
     add_terms(rdx, flag.terms, 1);
@@ -150,6 +153,7 @@ class StepsCode final : public StepsFunction, NestCode {
   // compiled code may use SSE instructions. No value is in a vector register between steps.
   void emit_call(const Step& step) {
     calls_.push_back(std::make_unique<Call>(Call{this, compile_(step, context_)}));
+    set_flushes(false);
     vzeroupper();
     mov(rdi, reinterpret_cast<std::size_t>(calls_.back().get()));
     mov(rsi, r15);

@@ -20,11 +20,11 @@ class NestCode : public VectorOps {
   NestCode(std::size_t bytes, bool avx512) : VectorOps(bytes, avx512) {}
 
   static constexpr int max_cursors = 48, max_depth = 16;
-  // The stack: cursors and counters, pointers and masks of calls, vectors of calls, values of the
-  // control register of vector instructions.
+  // The stack: cursors and counters, pointers and masks of calls, vectors of calls, two values of
+  // MXCSR.
   static constexpr int pointers_at = 8 * (max_cursors + max_depth), masks_at = pointers_at + 88,
-                       vectors_at = masks_at + 16, control_at = vectors_at + 64 * 37,
-                       stack_bytes = control_at + 16;
+                       vectors_at = masks_at + 16, mxcsr_at = vectors_at + 64 * 37,
+                       stack_bytes = mxcsr_at + 16;
 
   void emit_nest(const Nest&);
   void emit_matmul(const MatmulNest&);

@@ -7,10 +7,10 @@
 
 namespace haliax::cpu {
 
-// bits of the control register of vector instructions: results, and operands
+// bits of MXCSR: flush to zero (results), and denormals are zero (operands)
 constexpr unsigned flush_subnormals = 0x8000 | 0x0040;
 
-// Changes the arithmetic of this thread while the object exists.
+// Sets these bits on this thread while the object exists.
 class FlushSubnormals {
  public:
 #if defined(__SSE2__)

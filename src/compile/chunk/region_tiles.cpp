@@ -33,7 +33,7 @@ Axes RegionTiles::axes_on_tile(Axes axes, Name a, std::size_t b) const {
   return axes;
 }
 // Returns the part of x that an iteration of body b reads: the value computed on the tile, a slice
-// of an array outside of the region, or x itself if it does not have the axis.
+// if x is outside of the region, or x itself if it does not have the axis.
 NodePtr RegionTiles::tile_of(const NodePtr& x, Name a, std::size_t b) {
   if (auto& tiles = of(*x).values; !tiles.empty()) return tiles[b];
   if (members_.enters(*x)) return tile_of(x->in[0], members_.axis().name, b);
